@@ -1,0 +1,126 @@
+"""The errors of Destrier, one small tree.
+
+::
+
+    DestrierError
+    ├── ArgumentError (ValueError)          an argument that cannot be used
+    │   ├── ColumnError                     a column that is not there, or not of a usable type
+    │   ├── FilterError                     a filter that Lance cannot run
+    │   └── EmptyError                      no rows, or an epoch of no steps
+    ├── TableError (OSError)                a table that cannot be opened
+    │   └── VersionError (LookupError)      a version, tag or file of it that is gone
+    ├── StateError (ValueError)             a state that does not belong to this stream
+    ├── RowError (RuntimeError)             a row that could not be delivered
+    │   ├── ReadError (OSError)             ... because reading it failed
+    │   ├── DecodeError (ValueError)        ... because decoding it failed
+    │   └── TransformError                  ... because the transform failed on it
+    ├── WorkerError (RuntimeError)          a worker process that died
+    ├── IterationError (RuntimeError)       an iterator used in a way that cannot be exact
+    └── MissingDependencyError (ImportError)  an optional package that is not installed
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ArgumentError",
+    "ColumnError",
+    "DecodeError",
+    "DestrierError",
+    "DestrierWarning",
+    "EmptyError",
+    "FilterError",
+    "IterationError",
+    "MissingDependencyError",
+    "ReadError",
+    "RowError",
+    "StateError",
+    "TableError",
+    "TransformError",
+    "VersionError",
+    "WorkerError",
+]
+
+
+class DestrierError(Exception):
+    """The root of all errors raised on purpose by Destrier."""
+
+
+class ArgumentError(DestrierError, ValueError):
+    """An argument cannot be used; the message names the values and the way out."""
+
+
+class ColumnError(ArgumentError):
+    """A column is not in the table, or its type cannot be delivered as asked."""
+
+
+class FilterError(ArgumentError):
+    """Lance could not run a filter; the message names the table's columns."""
+
+
+class EmptyError(ArgumentError):
+    """There is nothing to read: no rows, or fewer than one step takes."""
+
+
+class TableError(DestrierError, OSError):
+    """A table cannot be opened."""
+
+
+class VersionError(TableError, LookupError):
+    """A version or tag of a table, or a file that it needs, is gone."""
+
+
+class StateError(DestrierError, ValueError):
+    """A state does not belong to this stream, or is not a state at all."""
+
+
+class RowError(DestrierError, RuntimeError):
+    """A row could not be delivered.
+
+    Attributes:
+        offset: The row's offset in the pinned version of the table.
+        column: The column at fault, or None if it is not one column.
+    """
+
+    def __init__(
+        self, message: str, *, offset: int | None = None, column: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.offset = offset
+        self.column = column
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.args, self.offset, self.column)
+
+
+class ReadError(RowError, OSError):
+    """Reading a row, or the table, failed."""
+
+
+class DecodeError(RowError, ValueError):
+    """The bytes or values of a row could not be decoded."""
+
+
+class TransformError(RowError):
+    """The transform raised on a row, or returned the wrong number of rows."""
+
+
+class WorkerError(DestrierError, RuntimeError):
+    """A worker process died; the message says how."""
+
+
+class IterationError(DestrierError, RuntimeError):
+    """An iterator is used in a way that could not give exact batches or states."""
+
+
+class MissingDependencyError(DestrierError, ImportError):
+    """An optional package is needed; the message names the extra that brings it."""
+
+
+class DestrierWarning(UserWarning):
+    """The category of all warnings raised by Destrier."""
+
+
+def _rebuild(
+    kind: type[RowError], args: tuple[str, ...], offset: int | None, column: str | None
+) -> RowError:
+    return kind(*args, offset=offset, column=column)

@@ -1,0 +1,423 @@
+"""The order ``destrier-1``: which position of the selection is sample ``g`` of an epoch.
+
+A pure function of (number of rows, seed, epoch, num_splits, clump_size, window, shuffle) with
+random access in both directions. It needs no state, no I/O, and memory for one window at most.
+``docs/order.md`` defines it in formulas with test vectors; the names here are those of that page:
+N rows, S splits, c rows a clump, w clumps a window, W = w·c.
+
+The integer mixer is the finaliser of SplitMix64 (Steele, Lea, Flood: "Fast splittable
+pseudorandom number generators", OOPSLA 2014). The keyed permutation is a Feistel network on an
+a × b grid with cycle walking (Black, Rogaway: "Ciphers with arbitrary finite domains", CT-RSA
+2002).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from destrier.errors import ArgumentError, EmptyError
+
+__all__ = ["ORDER_VERSION", "Order", "epoch_key", "hash_words", "permute", "subkey", "unpermute"]
+
+ORDER_VERSION = "destrier-1"
+
+Ints: TypeAlias = NDArray[np.int64]
+Words: TypeAlias = NDArray[np.uint64]
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_M1 = 0xBF58476D1CE4E5B9
+_M2 = 0x94D049BB133111EB
+_ROUNDS = 8
+_SMALLEST_DOMAIN = 64  # below it the grid is biased: see docs/order.md
+_STRATA_GUARD = 64  # clumps a stratum must have before strata are used
+_BLOCK = 1 << 14  # words worked on at once: they stay in the processor's cache
+_WINDOW_BLOCK = 1 << 16
+
+
+def mix(x: int) -> int:
+    """Mix a word: a bijection of the unsigned 64-bit integers."""
+    x = (x + _GOLDEN) & _MASK
+    x = ((x ^ (x >> 30)) * _M1) & _MASK
+    x = ((x ^ (x >> 27)) * _M2) & _MASK
+    return x ^ (x >> 31)
+
+
+def hash_words(x: Words) -> Words:
+    """Mix an array of words, as `mix` does one."""
+    x = x + np.uint64(_GOLDEN)
+    x ^= x >> np.uint64(30)
+    x *= np.uint64(_M1)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(_M2)
+    x ^= x >> np.uint64(31)
+    return x
+
+
+def epoch_key(seed: int, epoch: int) -> int:
+    """Return the key of an epoch; no two pairs of seed and epoch share one."""
+    for name, value in (("seed", seed), ("epoch", epoch)):
+        if not 0 <= value < 1 << 32:
+            raise ArgumentError(f"{name} must be from 0 to 2**32 - 1, got {value}")
+    return mix((seed << 32) + epoch)
+
+
+def subkey(key: int, i: int) -> int:
+    """Derive the i-th key of a key."""
+    return mix(key ^ mix(i))
+
+
+def _cut(n: int, k: int, x: Ints) -> tuple[Ints, Ints, Ints]:
+    """For each of the positions ``x`` of [0, n) cut into k pieces: piece, its start, its size."""
+    q, r = divmod(n, k)
+    head = r * (q + 1)
+    piece = np.where(x < head, x // (q + 1), r + (x - head) // max(q, 1))
+    return piece, piece * q + np.minimum(piece, r), q + (piece < r).astype(np.int64)
+
+
+def _round_keys(key: int | Words) -> list[np.uint64] | list[Words]:
+    steps = [((i + 1) * _GOLDEN) & _MASK for i in range(_ROUNDS)]
+    if isinstance(key, int):
+        return [np.uint64(mix((key + step) & _MASK)) for step in steps]
+    return [hash_words(key + np.uint64(step)) for step in steps]
+
+
+def _grid(n: int) -> tuple[int, int]:
+    m = max(n, _SMALLEST_DOMAIN)
+    a = math.isqrt(m - 1) + 1
+    return a, -(-m // a)
+
+
+def _walk(x: Words, n: int, keys: Any, backward: bool) -> Words:
+    """Run the rounds over ``x`` in place until every value is below n."""
+    a, b = (np.uint64(side) for side in _grid(n))
+    half = np.uint64(32)
+    rounds = range(_ROUNDS - 1, -1, -1) if backward else range(_ROUNDS)
+    todo: Any = slice(None)
+    values = x
+    while True:
+        left, right = np.divmod(values, b)
+        for i in rounds:
+            key = keys[i] if isinstance(keys[i], np.uint64) else keys[i][todo]
+            source, target, size = (right, left, a) if i % 2 == 0 else (left, right, b)
+            shift = hash_words(source + key)
+            shift >>= half
+            shift *= size
+            shift >>= half
+            if backward:
+                np.subtract(size, shift, out=shift)
+            target += shift
+            # target < 2·size: subtract size where that does not wrap below zero
+            np.minimum(target, target - size, out=target)
+        left *= b
+        left += right
+        x[todo] = left
+        outside = np.flatnonzero(x >= np.uint64(n))
+        if not outside.size:
+            return x
+        todo = outside
+        values = x[todo]
+
+
+def _apply(x: NDArray[Any], n: int, key: int | Words, backward: bool) -> Ints:
+    out = np.array(x, dtype=np.uint64)
+    if n == 1 or not out.size:
+        return np.zeros(out.shape, np.int64)
+    shared = _round_keys(key) if isinstance(key, int) else None
+    for start in range(0, len(out), _BLOCK):
+        piece = slice(start, start + _BLOCK)
+        keys = shared if shared is not None else _round_keys(key[piece])  # type: ignore[index]
+        _walk(out[piece], n, keys, backward)
+    return out.view(np.int64)
+
+
+def permute(x: NDArray[Any], n: int, key: int | Words) -> Ints:
+    """Apply the keyed permutation of [0, n) to each value of ``x``.
+
+    Args:
+        x: Integers in [0, n), any shape of one dimension.
+        n: Size of the domain, up to 2**62.
+        key: One key, or one for each value.
+
+    Returns:
+        The images, int64.
+
+    Example:
+        >>> permute(np.arange(10), 10, 5).tolist()
+        [6, 0, 3, 8, 1, 5, 4, 9, 2, 7]
+    """
+    return _apply(x, n, key, backward=False)
+
+
+def unpermute(x: NDArray[Any], n: int, key: int | Words) -> Ints:
+    """Apply the inverse of `permute`."""
+    return _apply(x, n, key, backward=True)
+
+
+def _grouped(x: Ints, sizes: Ints, keys: Words, backward: bool) -> Ints:
+    """Permute each value in a domain of its own size; there are at most two sizes."""
+    out = np.empty(len(x), np.int64)
+    for n in np.unique(sizes).tolist():
+        chosen = sizes == n
+        out[chosen] = _apply(x[chosen], n, keys[chosen], backward)
+    return out
+
+
+@dataclass(frozen=True)
+class Order:
+    """The order of one epoch.
+
+    Args:
+        n: Number of rows in the selection, at least 1.
+        seed: From 0 to 2**32 - 1.
+        epoch: From 0 to 2**32 - 1.
+        num_splits: Number of lanes that the order is dealt into, from 1 to n.
+        clump_size: Rows that are permuted as one and read as one.
+        window: Clumps inside which rows are permuted. Without meaning if clump_size is 1.
+        shuffle: False gives table order, as contiguous ranges if num_splits is over 1.
+
+    Example:
+        >>> order = Order(1003, seed=7, epoch=3, num_splits=8, clump_size=3, window=4)
+        >>> order.rows(np.arange(5)).tolist()
+        [665, 138, 650, 3, 520]
+        >>> order.samples(np.array([665, 138])).tolist()
+        [0, 1]
+    """
+
+    n: int
+    seed: int = 0
+    epoch: int = 0
+    num_splits: int = 1
+    clump_size: int = 1
+    window: int = 1
+    shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        if self.n < 1:
+            raise EmptyError("an order needs at least one row")
+        for name in ("num_splits", "clump_size", "window"):
+            if getattr(self, name) < 1:
+                raise ArgumentError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.num_splits > self.n:
+            raise ArgumentError(
+                f"num_splits is {self.num_splits}, but there are only {self.n} rows: "
+                "every split needs at least 1 row per split"
+            )
+        _ = self._key
+
+    @cached_property
+    def _key(self) -> int:
+        return epoch_key(self.seed, self.epoch)
+
+    @cached_property
+    def _keys(self) -> tuple[int, int, int, int]:
+        key = self._key
+        return subkey(key, 0), subkey(key, 1), subkey(key, 2), subkey(key, 3)
+
+    @property
+    def windowed(self) -> bool:
+        """Whether rows are permuted inside windows of clumps (else each for itself)."""
+        return self.shuffle and self.clump_size > 1
+
+    @property
+    def window_rows(self) -> int:
+        """Rows in a whole window, W."""
+        return self.window * self.clump_size
+
+    @cached_property
+    def _full_clumps(self) -> int:
+        return self.n // self.clump_size
+
+    @cached_property
+    def _strata(self) -> int:
+        enough = self._full_clumps >= _STRATA_GUARD * self.window
+        return self.window if self.windowed and enough else 1
+
+    @cached_property
+    def _rotation(self) -> tuple[int, int]:
+        """Where the circle of rows starts this epoch, and the clump that is first in table order."""
+        o = (self._keys[3] * self.n) >> 64
+        return o, min(self._full_clumps, -(-(self.n - o) // self.clump_size))
+
+    # ---- sample → row -----------------------------------------------------------------------
+
+    def rows(self, g: NDArray[Any]) -> Ints:
+        """Return the position in the selection of each sample index in ``g``.
+
+        Args:
+            g: Sample indices of this epoch, int, in [0, n), one dimension.
+
+        Returns:
+            Positions in [0, n), int64, of the same length.
+        """
+        g = np.asarray(g, np.int64)
+        if not self.windowed:
+            split, t = g % self.num_splits, g // self.num_splits
+            q, r = divmod(self.n, self.num_splits)
+            return self._line_rows(split * q + np.minimum(split, r) + t)
+        lo, hi, place = self.locate(g)
+        starts, inverse = np.unique(lo, return_inverse=True)
+        ends = np.empty_like(starts)
+        ends[inverse] = hi
+        content, bounds = self.window_content(starts, ends)
+        return content[bounds[inverse] + place]
+
+    def locate(self, g: NDArray[Any]) -> tuple[Ints, Ints, Ints]:
+        """For each sample: the window ``[lo, hi)`` of line positions it is in, and its place there.
+
+        Successive samples of one split have successive places, so that a window which is held in
+        the order of its places is consumed from some place on, without gaps.
+        """
+        g = np.asarray(g, np.int64)
+        split, t = g % self.num_splits, g // self.num_splits
+        start, size = self._split_bounds(split)
+        x = start + (t + self._stagger(split, start, size)) % size
+        lo, hi = self._window_bounds(x, start, size)
+        return lo, hi, x - lo
+
+    def window_content(self, lo: Ints, hi: Ints) -> tuple[Ints, Ints]:
+        """Return the rows of whole windows in the order of their places, and where each begins."""
+        bounds = np.zeros(len(lo) + 1, np.int64)
+        np.cumsum(hi - lo, out=bounds[1:])
+        out = np.empty(bounds[-1], np.int64)
+        step = max(1, _WINDOW_BLOCK // self.window_rows)
+        for i in range(0, len(lo), step):
+            part = slice(i, i + step)
+            y = self._by_hash(lo[part], hi[part])
+            out[bounds[i] : bounds[min(i + step, len(lo))]] = self._line_rows(y)
+        return out, bounds
+
+    def _split_bounds(self, split: Ints) -> tuple[Ints, Ints]:
+        q, r = divmod(self.n, self.num_splits)
+        return split * q + np.minimum(split, r), q + (split < r).astype(np.int64)
+
+    def _stagger(self, split: Ints, start: Ints, size: Ints) -> Ints:
+        """Where in its piece a split starts: at different places of their windows."""
+        f = ((split * 0x9E3779B9 & 0xFFFFFFFF) * self.window_rows) >> 32
+        return ((f - start) % self.window_rows) % size
+
+    def _window_bounds(self, x: Ints, start: Ints, size: Ints) -> tuple[Ints, Ints]:
+        edge = x // self.window_rows * self.window_rows
+        return np.maximum(start, edge), np.minimum(start + size, edge + self.window_rows)
+
+    def _by_hash(self, lo: Ints, hi: Ints) -> Ints:
+        """The integers of each range in ascending hash, ranges one after another."""
+        widest = int((hi - lo).max())
+        y = lo[:, None] + np.arange(widest)
+        h = hash_words(y.view(np.uint64) ^ np.uint64(self._keys[2]))
+        inside = y < hi[:, None]
+        if inside.all():
+            return np.take_along_axis(y, np.argsort(h, axis=1), 1).ravel()
+        h[~inside] = _MASK
+        # stable, so that a true hash of all ones stays before the filling behind it
+        return np.take_along_axis(y, np.argsort(h, axis=1, kind="stable"), 1)[inside]
+
+    def _line_rows(self, y: Ints) -> Ints:
+        if not self.shuffle:
+            return y
+        c, full = self.clump_size, self._full_clumps
+        o, first = self._rotation
+        if c == 1:
+            slot, inverse = y, None
+        else:
+            slot, inverse = np.unique(np.minimum(y // c, full), return_inverse=True)
+        position = np.empty(len(slot), np.int64)
+        whole = slot < full
+        position[whole] = (self._clumps(slot[whole]) + first) % full * c if full else 0
+        position[~whole] = full * c  # the tail rows, a short clump at the end of the line
+        if inverse is not None:
+            position = position[inverse] + (y - slot[inverse] * c)
+        return (position + o) % self.n
+
+    def _stratum_rows(self, m: Ints) -> Ints:
+        """For each row of slots, its strata in the order in which the slots take them."""
+        strata = self._strata
+        j = np.arange(strata)
+        h = hash_words((m[:, None] * strata + j).view(np.uint64) ^ np.uint64(self._keys[1]))
+        last, present = divmod(self._full_clumps, strata)
+        h[m == last, present:] = _MASK
+        return np.argsort(h, axis=1, kind="stable")
+
+    def _stratum_keys(self, j: Ints) -> Words:
+        inner = hash_words(j.astype(np.uint64))
+        return hash_words(inner ^ np.uint64(self._keys[0]))
+
+    def _clumps(self, slot: Ints) -> Ints:
+        """Slots of the line → clumps in table order."""
+        full, strata = self._full_clumps, self._strata
+        if strata == 1:
+            return permute(slot, full, subkey(self._keys[0], 0))
+        m, i = np.divmod(slot, strata)
+        rows, inverse = np.unique(m, return_inverse=True)
+        j = self._stratum_rows(rows)[inverse, i]
+        q, r = divmod(full, strata)
+        inner = _grouped(m, q + (j < r).astype(np.int64), self._stratum_keys(j), backward=False)
+        return j * q + np.minimum(j, r) + inner
+
+    # ---- row → sample -----------------------------------------------------------------------
+
+    def samples(self, rows: NDArray[Any]) -> Ints:
+        """Return the sample index at which each position of the selection comes: `rows` inverted.
+
+        Args:
+            rows: Positions in the selection, int, in [0, n), one dimension.
+
+        Returns:
+            Sample indices in [0, n), int64, of the same length.
+        """
+        y = self._row_lines(np.asarray(rows, np.int64))
+        split, start, size = _cut(self.n, self.num_splits, y)
+        if not self.windowed:
+            return (y - start) * self.num_splits + split
+        lo, hi = self._window_bounds(y, start, size)
+        x = lo + self._ranks(lo, hi, y)
+        t = (x - start - self._stagger(split, start, size)) % size
+        return t * self.num_splits + split
+
+    def _row_lines(self, rows: Ints) -> Ints:
+        if not self.shuffle:
+            return rows
+        c, full = self.clump_size, self._full_clumps
+        o, first = self._rotation
+        z = (rows - o) % self.n
+        out = z.copy()
+        whole = z < full * c
+        k, inner = np.divmod(z[whole], c)
+        if len(k):
+            out[whole] = self._slots((k - first) % full) * c + inner
+        return out
+
+    def _slots(self, clump: Ints) -> Ints:
+        full, strata = self._full_clumps, self._strata
+        if strata == 1:
+            return unpermute(clump, full, subkey(self._keys[0], 0))
+        j, start, size = _cut(full, strata, clump)
+        m = _grouped(clump - start, size, self._stratum_keys(j), backward=True)
+        rows, inverse = np.unique(m, return_inverse=True)
+        i = np.argsort(self._stratum_rows(rows), axis=1, kind="stable")[inverse, j]
+        return m * strata + i
+
+    def _ranks(self, lo: Ints, hi: Ints, y: Ints) -> Ints:
+        """The place of each y in its window."""
+        starts, inverse = np.unique(lo, return_inverse=True)
+        ends = np.empty_like(starts)
+        ends[inverse] = hi
+        out = np.empty(len(y), np.int64)
+        step = max(1, _WINDOW_BLOCK // self.window_rows)
+        for i in range(0, len(starts), step):
+            chosen = np.flatnonzero((inverse >= i) & (inverse < i + step))
+            a, b = starts[i : i + step], ends[i : i + step]
+            content = self._by_hash(a, b)
+            sizes = b - a
+            first = np.cumsum(sizes) - sizes
+            place = np.empty(len(content), np.int64)
+            base = np.repeat(first, sizes)
+            place[base + content - np.repeat(a, sizes)] = np.arange(len(content)) - base
+            out[chosen] = place[first[inverse[chosen] - i] + y[chosen] - lo[chosen]]
+        return out
