@@ -1,0 +1,108 @@
+"""Rank, world size, worker: who this process is among those that share a stream."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch.distributed as dist
+from torch.utils.data import get_worker_info
+
+from destrier.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    Replicas: TypeAlias = int | DeviceMesh
+
+__all__ = ["Topology", "Worker", "current_worker", "resolve_topology"]
+
+
+@dataclass(frozen=True)
+class Topology:
+    """This process's place among those that read different data.
+
+    Attributes:
+        rank: From 0 to size - 1. Ranks of one model-parallel group share it.
+        size: How many shares each step is cut into.
+        distributed: Whether it was found in an initialised torch.distributed.
+    """
+
+    rank: int = 0
+    size: int = 1
+    distributed: bool = False
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A worker process among those of one rank."""
+
+    id: int = 0
+    count: int = 1
+
+
+def resolve_topology(
+    rank: int | None = None, world_size: int | None = None, replicas: Replicas | None = None
+) -> Topology:
+    """Find rank and world size and map them to the share of the data.
+
+    Explicit arguments come first, then torch.distributed if it is initialised, then the
+    environment variables RANK and WORLD_SIZE, then one process.
+
+    Args:
+        rank: This process's rank.
+        world_size: The number of processes.
+        replicas: How many successive ranks read the same data (the size of a model-parallel
+            group), or the one-dimensional DeviceMesh along which the data differ.
+
+    Raises:
+        ArgumentError: If the numbers do not fit together.
+    """
+    if replicas is not None and not isinstance(replicas, int):
+        if replicas.ndim != 1:
+            raise ArgumentError(
+                f"replicas is a DeviceMesh of {replicas.ndim} dimensions; pass the dimension "
+                "along which the data differ, for example mesh['dp']"
+            )
+        return Topology(replicas.get_local_rank(), replicas.size(), distributed=True)
+    distributed = False
+    if rank is None and world_size is None:
+        if dist.is_available() and dist.is_initialized():
+            rank, world_size, distributed = dist.get_rank(), dist.get_world_size(), True
+        elif "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+            rank, world_size = _environment("RANK"), _environment("WORLD_SIZE")
+        else:
+            rank, world_size = 0, 1
+    if world_size is None:
+        raise ArgumentError(f"rank is {rank}, but world_size is not given")
+    if world_size < 1:
+        raise ArgumentError(f"world_size must be at least 1, got {world_size}")
+    if rank is None:
+        if world_size != 1:
+            raise ArgumentError(f"world_size is {world_size}, but rank is not given")
+        rank = 0
+    if not 0 <= rank < world_size:
+        raise ArgumentError(
+            f"rank {rank} is out of range for world_size {world_size}: ranks are 0 to "
+            f"{world_size - 1}"
+        )
+    if replicas is None:
+        return Topology(rank, world_size, distributed)
+    if replicas < 1 or world_size % replicas:
+        raise ArgumentError(f"replicas is {replicas}, which does not divide world_size {world_size}")
+    return Topology(rank // replicas, world_size // replicas, distributed)
+
+
+def _environment(name: str) -> int:
+    text = os.environ[name]
+    try:
+        return int(text)
+    except ValueError:
+        raise ArgumentError(f"the environment variable {name} is not a number: {text!r}") from None
+
+
+def current_worker() -> Worker | None:
+    """Return this process's place among the workers of a torch DataLoader, or None outside one."""
+    info = get_worker_info()
+    return None if info is None else Worker(info.id, info.num_workers)
