@@ -14,14 +14,18 @@ a × b grid with cycle walking (Black, Rogaway: "Ciphers with arbitrary finite d
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from destrier.errors import ArgumentError, EmptyError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["ORDER_VERSION", "Order", "epoch_key", "hash_words", "permute", "subkey", "unpermute"]
 
@@ -39,6 +43,7 @@ _SMALLEST_DOMAIN = 64  # below it the grid is biased: see docs/order.md
 _STRATA_GUARD = 64  # clumps a stratum must have before strata are used
 _BLOCK = 1 << 14  # words worked on at once: they stay in the processor's cache
 _WINDOW_BLOCK = 1 << 16
+_LARGEST_WINDOW = 1 << 31  # rows; above it the stagger would not fit 64 bits
 
 
 def mix(x: int) -> int:
@@ -199,6 +204,9 @@ class Order:
     shuffle: bool = True
 
     def __post_init__(self) -> None:
+        for name in ("n", "seed", "epoch", "num_splits", "clump_size", "window"):
+            # numpy's integers would overflow where Python's do not
+            object.__setattr__(self, name, operator.index(getattr(self, name)))
         if self.n < 1:
             raise EmptyError("an order needs at least one row")
         for name in ("num_splits", "clump_size", "window"):
@@ -208,6 +216,11 @@ class Order:
             raise ArgumentError(
                 f"num_splits is {self.num_splits}, but there are only {self.n} rows: "
                 "every split needs at least 1 row per split"
+            )
+        if self.window_rows >= _LARGEST_WINDOW:
+            raise ArgumentError(
+                f"clump_size {self.clump_size} times window {self.window} is too large: a window "
+                f"has fewer than {_LARGEST_WINDOW} rows"
             )
         _ = self._key
 
@@ -241,7 +254,7 @@ class Order:
 
     @cached_property
     def _rotation(self) -> tuple[int, int]:
-        """Where the circle of rows starts this epoch, and the clump that is first in table order."""
+        """Where the circle of rows starts this epoch, and which clump is first in table order."""
         o = (self._keys[3] * self.n) >> 64
         return o, min(self._full_clumps, -(-(self.n - o) // self.clump_size))
 
@@ -262,11 +275,10 @@ class Order:
             q, r = divmod(self.n, self.num_splits)
             return self._line_rows(split * q + np.minimum(split, r) + t)
         lo, hi, place = self.locate(g)
-        starts, inverse = np.unique(lo, return_inverse=True)
-        ends = np.empty_like(starts)
-        ends[inverse] = hi
-        content, bounds = self.window_content(starts, ends)
-        return content[bounds[inverse] + place]
+        out = np.empty(len(g), np.int64)
+        for chosen, own, starts, ends in self._by_window(lo, hi):
+            out[chosen] = self._hash_at(starts, ends, own, place[chosen])
+        return self._line_rows(out)
 
     def locate(self, g: NDArray[Any]) -> tuple[Ints, Ints, Ints]:
         """For each sample: the window ``[lo, hi)`` of line positions it is in, and its place there.
@@ -293,6 +305,22 @@ class Order:
             out[bounds[i] : bounds[min(i + step, len(lo))]] = self._line_rows(y)
         return out, bounds
 
+    def _by_window(self, lo: Ints, hi: Ints) -> Iterator[tuple[Ints, Ints, Ints, Ints]]:
+        """Group values by their windows, a bounded number of windows at a time.
+
+        Yields the indices of the values, the number of each one's window in the group, and the
+        bounds of the windows.
+        """
+        starts, first, inverse = np.unique(lo, return_index=True, return_inverse=True)
+        ends = hi[first]
+        order = np.argsort(inverse, kind="stable")
+        step = max(1, _WINDOW_BLOCK // self.window_rows)
+        edges = np.searchsorted(inverse[order], np.arange(0, len(starts) + step, step))
+        for i in range(len(edges) - 1):
+            chosen = order[edges[i] : edges[i + 1]]
+            group = slice(i * step, (i + 1) * step)
+            yield chosen, inverse[chosen] - i * step, starts[group], ends[group]
+
     def _split_bounds(self, split: Ints) -> tuple[Ints, Ints]:
         q, r = divmod(self.n, self.num_splits)
         return split * q + np.minimum(split, r), q + (split < r).astype(np.int64)
@@ -306,17 +334,54 @@ class Order:
         edge = x // self.window_rows * self.window_rows
         return np.maximum(start, edge), np.minimum(start + size, edge + self.window_rows)
 
+    def _hashes(self, y: Ints) -> Words:
+        return hash_words(y.view(np.uint64) ^ np.uint64(self._keys[2]))
+
     def _by_hash(self, lo: Ints, hi: Ints) -> Ints:
         """The integers of each range in ascending hash, ranges one after another."""
-        widest = int((hi - lo).max())
-        y = lo[:, None] + np.arange(widest)
-        h = hash_words(y.view(np.uint64) ^ np.uint64(self._keys[2]))
-        inside = y < hi[:, None]
-        if inside.all():
-            return np.take_along_axis(y, np.argsort(h, axis=1), 1).ravel()
+        places = np.arange(int((hi - lo).max()))
+        h = self._hashes(lo[:, None] + places)
+        inside = places < (hi - lo)[:, None]
         h[~inside] = _MASK
-        # stable, so that a true hash of all ones stays before the filling behind it
-        return np.take_along_axis(y, np.argsort(h, axis=1, kind="stable"), 1)[inside]
+        # Sorting words that carry their place in the low bits is faster than sorting places by
+        # words. Where the high bits of two agree, the whole hash must decide.
+        bits = len(places).bit_length()
+        low = np.uint64((1 << bits) - 1)
+        keys = np.sort((h & ~low) | places.view(np.uint64), axis=1)
+        order = (keys & low).view(np.int64)
+        keys >>= np.uint64(bits)
+        unclear = np.flatnonzero(((keys[:, 1:] == keys[:, :-1]) & inside[:, 1:]).any(axis=1))
+        if unclear.size:
+            # stable, so that a true hash of all ones stays before the filling behind it
+            order[unclear] = np.argsort(h[unclear], axis=1, kind="stable")
+        return (lo[:, None] + order)[inside]
+
+    def _hash_at(self, lo: Ints, hi: Ints, own: Ints, place: Ints) -> Ints:
+        """The integers at some places of ranges in ascending hash; ``own`` numbers their ranges.
+
+        Hashes are uniform, so those at a place are sought among the ones near the expected value:
+        one pass over a range instead of a sort.
+        """
+        sizes = hi - lo
+        least, most = sizes.copy(), np.zeros_like(sizes)
+        np.minimum.at(least, own, place)
+        np.maximum.at(most, own, place)
+        margin = 8 * np.sqrt(sizes) + 8
+        bottom = (np.maximum(least - margin, 0) * (2.0**64 / sizes)).astype(np.uint64)
+        top = np.minimum((most + margin) * (2.0**64 / sizes), 2.0**64 - 4096).astype(np.uint64)
+        top[most + margin >= sizes] = _MASK
+        places = np.arange(int(sizes.max()))
+        h = self._hashes(lo[:, None] + places)
+        inside = places < sizes[:, None]
+        below = ((h < bottom[:, None]) & inside).sum(axis=1)
+        near = (h >= bottom[:, None]) & (h <= top[:, None]) & inside
+        counts = near.sum(axis=1)
+        rank = place - below[own]
+        if ((rank < 0) | (rank >= counts[own])).any():  # farther off than eight deviations
+            return self._by_hash(lo, hi)[(np.cumsum(sizes) - sizes)[own] + place]
+        window, column = np.nonzero(near)
+        ranked = column[np.lexsort((h[window, column], window))]
+        return lo[own] + ranked[(np.cumsum(counts) - counts)[own] + rank]
 
     def _line_rows(self, y: Ints) -> Ints:
         if not self.shuffle:
@@ -386,7 +451,7 @@ class Order:
         c, full = self.clump_size, self._full_clumps
         o, first = self._rotation
         z = (rows - o) % self.n
-        out = z.copy()
+        out: Ints = z.copy()
         whole = z < full * c
         k, inner = np.divmod(z[whole], c)
         if len(k):
@@ -405,19 +470,13 @@ class Order:
 
     def _ranks(self, lo: Ints, hi: Ints, y: Ints) -> Ints:
         """The place of each y in its window."""
-        starts, inverse = np.unique(lo, return_inverse=True)
-        ends = np.empty_like(starts)
-        ends[inverse] = hi
         out = np.empty(len(y), np.int64)
-        step = max(1, _WINDOW_BLOCK // self.window_rows)
-        for i in range(0, len(starts), step):
-            chosen = np.flatnonzero((inverse >= i) & (inverse < i + step))
-            a, b = starts[i : i + step], ends[i : i + step]
+        for chosen, own, a, b in self._by_window(lo, hi):
             content = self._by_hash(a, b)
             sizes = b - a
             first = np.cumsum(sizes) - sizes
             place = np.empty(len(content), np.int64)
             base = np.repeat(first, sizes)
             place[base + content - np.repeat(a, sizes)] = np.arange(len(content)) - base
-            out[chosen] = place[first[inverse[chosen] - i] + y[chosen] - lo[chosen]]
+            out[chosen] = place[first[own] + y[chosen] - a[own]]
         return out

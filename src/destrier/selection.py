@@ -12,19 +12,21 @@ import os
 import struct
 import tempfile
 import warnings
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import lance
 import numpy as np
-from numpy.typing import NDArray
 
 from destrier.errors import DestrierWarning, EmptyError, FilterError, ReadError
 from destrier.table import lance_call
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
     from destrier.table import Table
 
 __all__ = ["BitmapRows", "OffsetRows", "RangeRows", "RowList", "cache_folder", "select_rows"]
@@ -33,7 +35,9 @@ _SCAN_ROWS = 1 << 16
 _DIRECTORY_WORDS = 8  # words of bitmap per directory entry
 _SPARSE = 1 / 64  # below this density offsets are smaller than the bitmap
 _MAGIC = b"destrier-rows-1\n"
+_HEADER_BYTES = 4096  # at most
 _FILTER_SHOWN = 200
+_SELECT_BLOCK = 1 << 16  # positions worked on at once: each needs 64 bytes on the way
 
 
 class RowList(Protocol):
@@ -114,18 +118,25 @@ class BitmapRows:
 
         A binary search in the directory, then popcounts of eight words, then six halvings.
         """
+        out = np.empty(len(positions), np.int64)
+        for start in range(0, len(positions), _SELECT_BLOCK):
+            block = slice(start, start + _SELECT_BLOCK)
+            out[block] = self._select(positions[block])
+        return out
+
+    def _select(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         entry = np.searchsorted(self.ranks, positions, side="right") - 1
         rest = positions - self.ranks[entry]
         start = entry * _DIRECTORY_WORDS
-        padded = self.words
         index = start[:, None] + np.arange(_DIRECTORY_WORDS)
-        counts = _popcount(padded[np.minimum(index, len(padded) - 1)])
+        counts = _popcount(self.words[np.minimum(index, len(self.words) - 1)])
         sums = np.cumsum(counts, axis=1)
         inner = (sums <= rest[:, None]).sum(axis=1)
         before = np.where(inner > 0, np.take_along_axis(sums, inner[:, None] - 1, 1)[:, 0], 0)
         rest = rest - before
-        word = padded[start + inner]
-        return (start + inner) * 64 + _select_in_word(word, rest)
+        word = self.words[start + inner]
+        place: NDArray[np.int64] = (start + inner) * 64 + _select_in_word(word, rest)
+        return place
 
     @property
     def digest(self) -> str:
@@ -148,10 +159,15 @@ def _popcount(words: NDArray[np.uint64]) -> NDArray[np.int64]:
     x = words - ((words >> np.uint64(1)) & np.uint64(0x5555555555555555))
     x = (x & np.uint64(0x3333333333333333)) + ((x >> np.uint64(2)) & np.uint64(0x3333333333333333))
     x = (x + (x >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
-    return ((x * np.uint64(0x0101010101010101)) >> np.uint64(56)).astype(np.int64)
+    counts: NDArray[np.int64] = ((x * np.uint64(0x0101010101010101)) >> np.uint64(56)).astype(
+        np.int64
+    )
+    return counts
 
 
 def _directory(words: NDArray[np.uint64]) -> NDArray[np.int64]:
+    if not len(words):
+        return np.zeros(1, np.int64)
     counts = np.add.reduceat(_popcount(words), np.arange(0, len(words), _DIRECTORY_WORDS))
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
 
@@ -193,7 +209,8 @@ def select_rows(table: Table, filter: str | None) -> RowList:
         if not len(rows):
             raise EmptyError(f"{table.name} has no rows")
         return rows
-    text = f"{lance.__version__}|{table.identity}|{table.version}|{filter}"
+    columns = ",".join(f"{field.name} {field.type}" for field in table.schema)
+    text = f"{lance.__version__}|{table.identity}|{table.version}|{columns}|{filter}"
     name = hashlib.blake2b(text.encode(), digest_size=16).hexdigest() + ".rows"
     path = cache_folder() / name
     cached = _load(path)
@@ -218,10 +235,8 @@ def _scan(table: Table, filter: str) -> BitmapRows | OffsetRows:
     """Run the filter: one scan of its columns, through scalar indices where there are any."""
     total = table.num_rows
     bits = np.zeros(-(-total // 64) * 8, np.uint8)
-    count = 0
 
     def run() -> None:
-        nonlocal count
         scanner = table.dataset.scanner(
             columns=["_rowoffset"], filter=filter, batch_size=_SCAN_ROWS, scan_in_order=True
         )
@@ -229,7 +244,6 @@ def _scan(table: Table, filter: str) -> BitmapRows | OffsetRows:
             offsets = batch.column(0).to_numpy()
             if not len(offsets):
                 continue
-            count += len(offsets)
             first = int(offsets.min()) & ~7
             mask = np.zeros(int(offsets.max()) + 1 - first, np.bool_)
             mask[offsets - first] = True
@@ -243,9 +257,10 @@ def _scan(table: Table, filter: str) -> BitmapRows | OffsetRows:
             f"cannot run the filter {_shown(filter)} on {table.name}: {error}; "
             f"its columns are: {', '.join(table.schema.names)}"
         ) from error
-    if count < total * _SPARSE:
-        return OffsetRows(np.flatnonzero(np.unpackbits(bits, bitorder="little")))
-    return BitmapRows(bits.view(np.uint64))
+    rows = BitmapRows(bits.view(np.uint64))
+    if len(rows) < total * _SPARSE:
+        return OffsetRows(rows.offsets(np.arange(len(rows))))
+    return rows
 
 
 # ---- the file shared by the processes of a machine ------------------------------------------
@@ -267,6 +282,8 @@ def _load(path: Path) -> BitmapRows | OffsetRows | None:
             if file.read(len(_MAGIC)) != _MAGIC:
                 return None
             (size,) = struct.unpack("<q", file.read(8))
+            if not 0 < size <= _HEADER_BYTES:
+                return None
             header = json.loads(file.read(size))
             start = file.tell()
         kind, length = header["kind"], header["length"]
@@ -276,7 +293,10 @@ def _load(path: Path) -> BitmapRows | OffsetRows | None:
         values = _map(path, start, length, dtype)
         rows: BitmapRows | OffsetRows
         if kind == "bitmap":
-            rows = BitmapRows(values, _map(path, start + 8 * length, header["ranks"], np.int64))
+            ranks = _map(path, start + 8 * length, header["ranks"], np.int64)
+            if not np.array_equal(ranks, _directory(values)):
+                return None
+            rows = BitmapRows(values, ranks)
         else:
             rows = OffsetRows(values)
     except (OSError, ValueError, KeyError, struct.error, TypeError):
@@ -343,5 +363,7 @@ def _alone(path: Path) -> Iterator[None]:
         except OSError:
             yield
             return
-        yield
-        path.with_suffix(".lock").unlink(missing_ok=True)
+        try:
+            yield
+        finally:
+            path.with_suffix(".lock").unlink(missing_ok=True)

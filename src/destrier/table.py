@@ -6,7 +6,6 @@ import hashlib
 import os
 import re
 import warnings
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import lance
@@ -22,6 +21,8 @@ from destrier.errors import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     import lancedb.table
 
     TableLike: TypeAlias = (
@@ -43,7 +44,7 @@ _LOCAL_SCHEMES = ("file", "file-object-store", "file+uring")
 
 def redact(text: str) -> str:
     """Remove credentials that may stand in a URI: user info and query strings."""
-    text = re.sub(r"(\w://)[^/@\s]*@", r"\1", text)
+    text = re.sub(r"(\w://)[^/\s]*@", r"\1", text)
     return re.sub(r"(\w://[^\s?'\"]*)\?[^\s'\"]*", r"\1", text)
 
 
@@ -56,11 +57,16 @@ def lance_call(what: str, function: Callable[[], Any]) -> Any:
     try:
         return function()
     except Exception as error:
-        raise ReadError(f"{what}: {_brief(error)}") from error
+        raise ReadError(f"{what}: {_brief(error)}") from _cause(error)
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
         raise ReadError(f"{what}: Lance panicked: {_brief(error)}") from None
+
+
+def _cause(error: Exception) -> Exception | None:
+    """The error as the cause of ours, unless its text, which a traceback shows, has credentials."""
+    return error if redact(str(error)) == str(error) else None
 
 
 def _brief(error: BaseException) -> str:
@@ -192,7 +198,9 @@ class Table:
         except Exception as error:
             existing = tags.list().get(name)
             if existing is None:
-                raise TableError(f"cannot tag {self.name} as {name!r}: {_brief(error)}") from error
+                raise TableError(
+                    f"cannot tag {self.name} as {name!r}: {_brief(error)}"
+                ) from _cause(error)
             if int(existing["version"]) != self.version:
                 raise VersionError(
                     f"pin={name!r} is already the tag of version {existing['version']} of "
@@ -247,7 +255,7 @@ def _fixed_width(kind: pa.DataType) -> float:
 
 def _open(uri: str, version: int | str | None, options: Mapping[str, str]) -> lance.LanceDataset:
     shown = redact(uri)
-    session = lance.Session(
+    session = lance.Session(  # type: ignore[attr-defined]
         index_cache_size_bytes=_INDEX_CACHE_BYTES, metadata_cache_size_bytes=_METADATA_CACHE_BYTES
     )
     try:
@@ -259,8 +267,10 @@ def _open(uri: str, version: int | str | None, options: Mapping[str, str]) -> la
             raise VersionError(
                 f"version {version!r} of {shown} is gone or was never there; pin= keeps the "
                 "version of a run from being cleaned up"
-            ) from error
-        raise TableError(f"cannot open {shown} as a Lance table: {_brief(error)}") from error
+            ) from _cause(error)
+        raise TableError(f"cannot open {shown} as a Lance table: {_brief(error)}") from _cause(
+            error
+        )
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
@@ -322,10 +332,14 @@ def _resolve(
             _check_path(uri)
         dataset = _open(uri, version, options or {})
         return Table(uri, dataset.version, storage_options=options, dataset=dataset)
-    module = type(source).__module__
-    if module.startswith("lancedb.remote"):
+    modules = [kind.__module__ for kind in type(source).__mro__]
+    if any(module.startswith("lancedb.remote") for module in modules):
         _refuse("db://")
-    if module.startswith("lancedb"):
+    if type(source).__name__ == "AsyncTable" and any(m.startswith("lancedb") for m in modules):
+        raise ArgumentError(
+            "an AsyncTable cannot be read here; pass its dataset: await table.to_lance()"
+        )
+    if any(m.startswith("lancedb") for m in modules) and hasattr(source, "to_lance"):
         return _from_lancedb(source, version, options)
     raise ArgumentError(
         "a table is a URI, a path, a lance.LanceDataset or a LanceDB table, "
@@ -338,22 +352,64 @@ def _from_dataset(
 ) -> Table:
     _refuse(dataset.uri)
     if options is None:
-        options = dataset.initial_storage_options()
-    table = Table(dataset.uri, dataset.version, storage_options=options, dataset=dataset)
+        options = dataset.initial_storage_options
+    uri = _address(dataset, options or {})
+    table = Table(uri, dataset.version, storage_options=options, dataset=dataset)
     return table if version is None else table.at(version)
 
 
 def _from_lancedb(
     table: Any, version: int | str | None, options: Mapping[str, str] | None
 ) -> Table:
-    _refuse(str(table.uri))
+    uri = str(table.uri)
+    _refuse(uri)
     if options is None:
-        options = table.initial_storage_options()
+        # those of the connection are not among the table's own, though LanceDB reads with both
+        connection = getattr(table, "_conn", None)
+        shared = getattr(connection, "storage_options", None)
+        options = {**(shared or {}), **(table.initial_storage_options() or {})}
     if version is None:
         version = table.version
-    uri = str(table.uri)
+    branch = table.current_branch()
+    if branch is not None:
+        uri = _branch_uri(uri, branch)
     dataset = _open(uri, version, options or {})
     return Table(uri, dataset.version, storage_options=options, dataset=dataset)
+
+
+def _branch_uri(uri: str, branch: str) -> str:
+    """A branch is a dataset of its own below the table."""
+    return f"{uri.rstrip('/')}/tree/{branch}"
+
+
+def _address(dataset: lance.LanceDataset, options: Mapping[str, str]) -> str:
+    """The URI at which another process finds what the dataset shows.
+
+    Lance leaves the table's URI on a dataset that was checked out from a branch.
+    """
+    uri = dataset.uri
+    if "://" not in uri:
+        uri = os.path.abspath(uri)
+    if "/tree/" in uri:
+        return uri
+    branches = dataset.branches.list()
+    if not branches:
+        return uri
+    shown = Table(uri, dataset.version, dataset=dataset).identity
+    for candidate in (uri, *(_branch_uri(uri, name) for name in branches)):
+        if _identity_at(candidate, dataset.version, options) == shown:
+            return candidate
+    raise ArgumentError(
+        f"cannot tell which branch of {redact(uri)} the dataset shows; pass the branch by URI: "
+        f"{redact(_branch_uri(uri, 'NAME'))}"
+    )
+
+
+def _identity_at(uri: str, version: int, options: Mapping[str, str]) -> str | None:
+    try:
+        return Table(uri, version, storage_options=options).identity
+    except TableError:
+        return None
 
 
 def _refuse(uri: str) -> None:

@@ -66,6 +66,18 @@ def resolve_topology(
                 "along which the data differ, for example mesh['dp']"
             )
         return Topology(replicas.get_local_rank(), replicas.size(), distributed=True)
+    rank, world_size, distributed = _find(rank, world_size)
+    if replicas is None:
+        return Topology(rank, world_size, distributed)
+    if replicas < 1 or world_size % replicas:
+        raise ArgumentError(
+            f"replicas is {replicas}, which does not divide world_size {world_size}"
+        )
+    return Topology(rank // replicas, world_size // replicas, distributed)
+
+
+def _find(rank: int | None, world_size: int | None) -> tuple[int, int, bool]:
+    """Find the rank, the world size, and whether torch.distributed said so."""
     distributed = False
     if rank is None and world_size is None:
         if dist.is_available() and dist.is_initialized():
@@ -87,11 +99,7 @@ def resolve_topology(
             f"rank {rank} is out of range for world_size {world_size}: ranks are 0 to "
             f"{world_size - 1}"
         )
-    if replicas is None:
-        return Topology(rank, world_size, distributed)
-    if replicas < 1 or world_size % replicas:
-        raise ArgumentError(f"replicas is {replicas}, which does not divide world_size {world_size}")
-    return Topology(rank // replicas, world_size // replicas, distributed)
+    return rank, world_size, distributed
 
 
 def _environment(name: str) -> int:

@@ -1,0 +1,249 @@
+"""Finishing a batch: decode, format, transform, and what happens to rows that fail."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from destrier.columns import Column, take
+from destrier.decode import Format, decode_rows, to_format
+from destrier.errors import ArgumentError, RowError, TransformError, WorkerError
+from destrier.order import Ints, epoch_key, hash_words, subkey
+from destrier.pool import Gathered
+
+__all__ = ["INDEX_COLUMNS", "Finished", "Finisher", "OnError", "RawBatch", "check_on_error"]
+
+OnError: TypeAlias = "Literal['raise', 'skip', 'fill'] | Callable[[Exception], bool]"
+INDEX_COLUMNS = ("sample_index", "row_offset")
+_SEED_KEY = 4  # keys 0 to 3 of an epoch belong to the order
+
+logger = logging.getLogger("destrier")
+
+
+@dataclass
+class RawBatch:
+    """One share as it comes from the pool.
+
+    Attributes:
+        epoch: Its epoch.
+        samples: Sample index of each row.
+        offsets: Row offset of each row.
+        data: The rows that could be read, in order.
+        errors: By position, the rows that could not.
+        padded: With ``remainder="pad"``, which rows are repeats; None otherwise.
+    """
+
+    epoch: int
+    samples: Ints
+    offsets: Ints
+    data: Gathered
+    errors: dict[int, RowError] = field(default_factory=dict)
+    padded: NDArray[np.bool_] | None = None
+
+
+@dataclass
+class Finished:
+    """What the consumer gets, and the rows that were left out or replaced on the way."""
+
+    batch: Any
+    failed: list[RowError] = field(default_factory=list)
+
+
+def check_on_error(on_error: OnError) -> None:
+    """Raise unless it is one of the policies."""
+    if on_error not in ("raise", "skip", "fill") and not callable(on_error):
+        raise ArgumentError(
+            f"on_error must be 'raise', 'skip', 'fill' or a callable, got {on_error!r}"
+        )
+
+
+@dataclass
+class Finisher:
+    """Turns shares into batches. Has no state, so that it can work in any thread or process.
+
+    Args:
+        table: The table's name, for errors.
+        seed: The stream's seed, for the seeds of a transform.
+        format: What the transform or the consumer receives.
+        images: Image columns and their modes.
+        transform: Called with the batch in that format, and with per-row seeds if it takes two.
+        collate_fn: Called last.
+        on_error: What to do with rows that fail.
+        with_index: Whether sample index and row offset are added.
+        run_transform: How the transform is run; in this thread by default.
+    """
+
+    table: str
+    seed: int
+    format: Format
+    images: Mapping[str, str]
+    transform: Callable[..., Any] | None = None
+    collate_fn: Callable[[Any], Any] | None = None
+    on_error: OnError = "raise"
+    with_index: bool = False
+    run_transform: Callable[..., Any] | None = None
+
+    def __post_init__(self) -> None:
+        self._wants_seeds = self.transform is not None and wants_seeds(self.transform)
+
+    def __call__(self, raw: RawBatch) -> Finished:
+        """Finish one share."""
+        errors: dict[int, RowError] = dict(raw.errors)
+        rows = np.arange(len(raw.samples))
+        data = raw.data
+        if errors:
+            rows = np.delete(rows, list(errors))
+        if isinstance(data, dict):
+            data, undecoded = decode_rows(data, self.images, raw.offsets[rows], self.table)
+            if undecoded:
+                errors.update({int(rows[i]): error for i, error in undecoded.items()})
+                keep = np.delete(np.arange(len(rows)), list(undecoded))
+                data, rows = _choose(data, keep), rows[keep]
+        for position in sorted(errors):
+            self._judge(errors[position])
+        batch = self._attempt(raw, data, rows, errors)
+        if self.collate_fn is not None:
+            batch = self.collate_fn(batch)
+        failed = [errors[position] for position in sorted(errors)]
+        if failed:
+            logger.warning(
+                "%d of %d rows of a batch of %s failed, first: %s",
+                len(failed),
+                len(raw.samples),
+                self.table,
+                failed[0],
+            )
+        return Finished(batch, failed)
+
+    def _attempt(self, raw: RawBatch, data: Gathered, rows: Ints, errors: dict[int, RowError]) -> Any:
+        """Form the batch and transform it; where that fails, find the rows at fault and go on."""
+        try:
+            return self._deliver(raw, *self._fill(raw, data, rows, errors))
+        except TransformError as error:
+            first = error
+        broken: list[int] = []
+        for i, position in enumerate(rows.tolist()):
+            one = rows[i : i + 1]
+            try:
+                self._deliver(raw, _choose(data, np.array([i])), one, one)
+            except TransformError as error:
+                error.offset = int(raw.offsets[position])
+                self._judge(error)
+                errors[position] = error
+                broken.append(i)
+        if not broken:
+            raise first  # it fails on the whole, but on no row by itself
+        keep = np.delete(np.arange(len(rows)), broken)
+        data, rows = _choose(data, keep), rows[keep]
+        return self._deliver(raw, *self._fill(raw, data, rows, errors))
+
+    def _judge(self, error: RowError) -> None:
+        """Raise the error unless the policy lets its row go."""
+        if self.on_error == "raise" or (callable(self.on_error) and not self.on_error(error)):
+            raise error
+
+    def _fill(
+        self, raw: RawBatch, data: Gathered, rows: Ints, errors: dict[int, RowError]
+    ) -> tuple[Gathered, Ints, Ints]:
+        """Return the rows to deliver, the positions they stand for, and those they come from."""
+        if self.on_error != "fill" or not errors:
+            return data, rows, rows
+        if not len(rows):
+            raise errors[min(errors)]
+        positions = np.arange(len(raw.samples))
+        earlier = np.searchsorted(rows, positions, side="right") - 1
+        later = np.minimum(earlier + 1, len(rows) - 1)
+        before = np.where(earlier >= 0, positions - rows[np.maximum(earlier, 0)], np.inf)
+        after = np.where(rows[later] >= positions, rows[later] - positions, np.inf)
+        nearest = np.where(before <= after, earlier, later)
+        return _choose(data, nearest), positions, rows[nearest]
+
+    def _deliver(self, raw: RawBatch, data: Gathered, positions: Ints, sources: Ints) -> Any:
+        offsets = raw.offsets[sources]
+        extra: dict[str, NDArray[Any]] = {}
+        if self.with_index:
+            extra = {"sample_index": raw.samples[positions], "row_offset": offsets}
+        if raw.padded is not None:
+            extra["mask"] = raw.padded[positions]
+        batch = self._form(data, extra)
+        if self.transform is None:
+            return batch
+        seeds = (self._seeds(raw, positions),) if self._wants_seeds else ()
+        run = self.run_transform or self.transform
+        try:
+            out = run(batch, *seeds)
+        except WorkerError:
+            raise
+        except Exception as error:
+            what = f"row {offsets[0]}" if len(offsets) == 1 else f"a batch of {len(offsets)} rows"
+            raise TransformError(
+                f"the transform failed on {what} of {self.table}: {type(error).__name__}: {error}"
+            ) from error
+        check_length(out, len(positions))
+        return out
+
+    def _form(self, data: Gathered, extra: dict[str, NDArray[Any]]) -> Any:
+        if isinstance(data, dict):
+            columns = {**data, **{name: Column(values) for name, values in extra.items()}}
+            return to_format(columns, self.format, self.images)
+        for name, values in extra.items():
+            data = data.append_column(name, pa.array(values))
+        return data if self.format == "arrow" else data.to_pylist()
+
+    def _seeds(self, raw: RawBatch, positions: Ints) -> Ints:
+        """One seed a row, from seed, epoch and sample index alone."""
+        key = np.uint64(subkey(epoch_key(self.seed, raw.epoch), _SEED_KEY))
+        words = hash_words(key ^ hash_words(raw.samples[positions].astype(np.uint64)))
+        return (words >> np.uint64(1)).astype(np.int64)
+
+
+def _choose(data: Gathered, index: Ints) -> Gathered:
+    if isinstance(data, dict):
+        return {name: take(column, index) for name, column in data.items()}
+    return data.take(pa.array(index))
+
+
+def wants_seeds(transform: Callable[..., Any]) -> bool:
+    """Whether a transform takes a second parameter, for per-row seeds."""
+    try:
+        parameters = inspect.signature(transform).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    places = [
+        p
+        for p in parameters
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
+    ]
+    return len(places) >= 2
+
+
+def check_length(out: Any, rows: int) -> None:
+    """Raise if a transform returned another number of rows than it was given.
+
+    Only what plainly has rows is checked: a mapping of columns or a list.
+    """
+    if isinstance(out, Mapping):
+        lengths = {len(v) for v in out.values() if hasattr(v, "__len__") and _sized(v)}
+    elif isinstance(out, list | pa.RecordBatch):
+        lengths = {len(out)}
+    else:
+        return
+    if lengths and rows not in lengths:
+        raise TransformError(
+            f"the transform returned {', '.join(map(str, sorted(lengths)))} rows for a batch of "
+            f"{rows}; it must return one output row per input row. To leave rows out, raise in "
+            "the transform and pass on_error='skip'"
+        )
+
+
+def _sized(value: Any) -> bool:
+    return not isinstance(value, str | bytes) and getattr(value, "ndim", 1) > 0
+
+

@@ -1,0 +1,749 @@
+"""StreamingDataset: which rows in which order, as a torch IterableDataset."""
+
+from __future__ import annotations
+
+import os
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import IterableDataset
+
+from destrier.batch import INDEX_COLUMNS, Finisher, RawBatch
+from destrier.errors import (
+    ArgumentError,
+    ColumnError,
+    DestrierWarning,
+    IterationError,
+)
+from destrier.order import epoch_key
+from destrier.permutation import Permutation
+from destrier.plan import REMAINDERS, Cycles, Remainder, Shares, Steps, check_batch
+from destrier.read import Reader
+from destrier.rows import SKIPPED, OnTransformError, RowFinisher, check_on_transform_error
+from destrier.runner import DEFAULT_PREFETCH_BYTES, Runner, Work, agree, chosen_columns
+from destrier.schedule import open_rows
+from destrier.sharing import COUNTERS, Shared
+from destrier.state import Position, State, check_state, merge_states
+from destrier.stream import PermutationLike, Settings, Stream, resolve_stream
+from destrier.table import Table, open_table
+from destrier.topology import Topology, Worker, current_worker, resolve_topology
+
+if TYPE_CHECKING:
+    from destrier.loader import StreamingDataLoader
+    from destrier.table import TableLike
+    from destrier.topology import Replicas
+
+__all__ = ["StreamingDataLoader", "StreamingDataset"]
+
+_PACKING = ("pack_sequences", "eos_id", "pad_id", "blocks_per_epoch")
+
+
+def __getattr__(name: str) -> Any:
+    # Code written for lancedb.streaming imports both names from one module.
+    if name == "StreamingDataLoader":
+        from destrier.loader import StreamingDataLoader
+
+        return StreamingDataLoader
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+class StreamingDataset(IterableDataset[Any]):
+    """Streams the rows of a Lance table in an order that does not depend on the topology.
+
+    Without a batch size it yields rows as dicts (*row mode*, as LanceDB's StreamingDataset): each
+    rank owns a contiguous block of splits, each DataLoader worker a part of it. With a batch size
+    it yields whole batches as dicts of tensors (*batch mode*): use ``DataLoader(dataset,
+    batch_size=None)``. Best of all, hand it to a `StreamingDataLoader`.
+
+    Each ``iter`` gives one epoch; the next one gives the next epoch. The state is one counter and
+    the identity of the stream, so it can be loaded on any number of ranks and workers.
+
+    Args:
+        table: A URI or path of a Lance dataset, a `lance.LanceDataset` or a LanceDB table.
+        version: Version number or tag. None takes the latest, or a loaded state's.
+        storage_options: Passed to Lance untouched.
+        pin: Tags the version under this name, so that a cleanup cannot remove it (rank 0 writes).
+        columns: Names of the columns to read; None reads all.
+        filter: SQL expression; applied once, before anything is read. None takes a state's.
+        permutation: A `Permutation`, or any table with a column of row offsets, that lists the
+            rows. LanceDB's permutation tables too.
+        num_splits: Lanes that the order is dealt into. Row mode: a multiple of world size times
+            workers. None chooses.
+        shuffle: False gives table order. None is True, or False with a permutation.
+        shuffle_seed: From 0 to 2**32 - 1. None is 0, or a loaded state's.
+        shuffle_clump_size: Rows that are permuted as one and read as one. None chooses by size.
+        shuffle_window: Clumps inside which rows are permuted. None chooses.
+        epoch: The first epoch.
+        rank: This process's rank; None finds it (torch.distributed, then RANK).
+        world_size: Number of processes; None finds it.
+        replicas: How many successive ranks read the same data, or the data dimension of a mesh.
+        batch_size: Rows of a batch of one rank: batch mode.
+        global_batch_size: Rows of a batch over all ranks: batch mode.
+        remainder: What happens to the last, short step: ``"drop"``, ``"keep"`` or ``"pad"``.
+        uneven: Allow shares of a step that differ by one.
+        with_index: Batch mode: add ``sample_index`` and ``row_offset``.
+        transform: Called with RecordBatches. Row mode: of at most ``read_batch_size`` rows; returns
+            one output row per input row. Batch mode: of one batch; its result is the batch.
+        on_transform_error: Row mode: ``"raise"``, ``"skip"``, ``"warn"`` or a callable.
+        transform_parallelism: Threads that run the transform; None takes the processor count.
+        transform_queue_depth: Row mode: batches of ``read_batch_size`` that may wait transformed.
+        read_batch_size: Row mode: rows of a RecordBatch handed to the transform.
+        io_queue_depth: Accepted for LanceDB's sake; reads are sized by bytes.
+        prefetch_bytes: What open rows and batches that wait may take in this process.
+        connection_factory: Called with the table's name in another process to open the table
+            there, so that no credentials travel in a pickle.
+        worker_info_override: An object with ``id`` and ``num_workers``, for tests.
+        prefetch_batches: Deprecated name of io_queue_depth.
+        pack_sequences: Packing is not available yet; must be None.
+        eos_id: As pack_sequences.
+        pad_id: As pack_sequences.
+        blocks_per_epoch: As pack_sequences.
+
+    Raises:
+        ArgumentError: If an argument cannot be used.
+        TableError: If the table cannot be opened.
+
+    Example:
+        >>> dataset = StreamingDataset("digits.lance", filter="label < 5")  # doctest: +SKIP
+        >>> row = next(iter(dataset))  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        table: TableLike,
+        *,
+        version: int | str | None = None,
+        storage_options: Mapping[str, str] | None = None,
+        pin: str | None = None,
+        columns: list[str] | None = None,
+        filter: str | None = None,
+        permutation: PermutationLike = None,
+        num_splits: int | None = None,
+        shuffle: bool | None = None,
+        shuffle_seed: int | None = None,
+        shuffle_clump_size: int | None = None,
+        shuffle_window: int | None = None,
+        epoch: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        replicas: Replicas | None = None,
+        batch_size: int | None = None,
+        global_batch_size: int | None = None,
+        remainder: Remainder = "drop",
+        uneven: bool = False,
+        with_index: bool = False,
+        transform: Callable[..., Any] | None = None,
+        on_transform_error: OnTransformError = "raise",
+        transform_parallelism: int | None = None,
+        transform_queue_depth: int | None = None,
+        read_batch_size: int = 64,
+        io_queue_depth: int = 4,
+        prefetch_bytes: int = DEFAULT_PREFETCH_BYTES,
+        connection_factory: Callable[[str], Any] | None = None,
+        worker_info_override: Any = None,
+        prefetch_batches: int | None = None,
+        pack_sequences: int | None = None,
+        eos_id: int | None = None,
+        pad_id: int | None = None,
+        blocks_per_epoch: int | str | None = None,
+    ) -> None:
+        super().__init__()
+        packing = dict(
+            zip(_PACKING, (pack_sequences, eos_id, pad_id, blocks_per_epoch), strict=True)
+        )
+        for name, value in packing.items():
+            if value is not None:
+                raise ArgumentError(f"{name} is not available yet: pack tokens before writing them")
+        if prefetch_batches is not None:
+            warnings.warn(
+                "prefetch_batches is deprecated, pass io_queue_depth", DestrierWarning, stacklevel=2
+            )
+            io_queue_depth = prefetch_batches
+        for name, number in (
+            ("read_batch_size", read_batch_size),
+            ("io_queue_depth", io_queue_depth),
+            ("transform_parallelism", transform_parallelism),
+            ("transform_queue_depth", transform_queue_depth),
+            ("prefetch_bytes", prefetch_bytes),
+        ):
+            if number is not None and number <= 0:
+                raise ArgumentError(f"{name} must be greater than 0, got {number}")
+        check_on_transform_error(on_transform_error)
+        epoch_key(shuffle_seed or 0, epoch)
+        check_sizes(batch_size, global_batch_size, remainder)
+        self._settings = Settings(
+            filter=filter,
+            permutation=permutation,
+            num_splits=num_splits,
+            shuffle=shuffle,
+            shuffle_seed=shuffle_seed,
+            shuffle_clump_size=shuffle_clump_size,
+            shuffle_window=shuffle_window,
+        )
+        self.columns = columns
+        self.transform = transform
+        self.batch_size = batch_size
+        self.global_batch_size = global_batch_size
+        self.remainder = remainder
+        self.uneven = uneven
+        self.with_index = with_index
+        self._on_transform_error = on_transform_error
+        self._threads = transform_parallelism
+        self._queue_depth = transform_queue_depth
+        self._read_batch_size = read_batch_size
+        self._prefetch_bytes = prefetch_bytes
+        self._connection_factory = connection_factory
+        self._worker_override = worker_info_override
+        self._topology_given = (rank, world_size, replicas)
+        self._topology: Topology | None = None
+        self._position = Position(epoch)
+        self._stream: Stream | None = None
+        self._runner: Runner | None = None
+        self._live: weakref.ref[_Iterator] | None = None
+        self._agreed = False
+        self._shared: Shared | None = None
+        self._placed = False
+        self._adopted: Settings | None = None
+        self._rows_skipped = 0
+        self._past = [0.0, 0.0, 0.0]
+        self._pid = os.getpid()
+        self._version_given = version is not None
+        if rank is not None or world_size is not None:
+            self._check_splits(self.topology)
+        pinning = pin is not None and self.topology.rank == 0
+        self._table = open_table(
+            table, version=version, storage_options=storage_options, pin=pin if pinning else None
+        )
+        self._table.warn_if_scattered()
+
+    def __repr__(self) -> str:
+        return f"StreamingDataset({self._table!r}, epoch={self._position.epoch})"
+
+    # ---- what is streamed -----------------------------------------------------------------------
+
+    @property
+    def table(self) -> Table:
+        """The pinned table."""
+        return self._table
+
+    @property
+    def topology(self) -> Topology:
+        """This process's share; found at first use and fixed from then on."""
+        if self._topology is None:
+            self._topology = resolve_topology(*self._topology_given)
+        return self._topology
+
+    @property
+    def topology_is_known(self) -> bool:
+        """Whether rank and world size were given, or have been found."""
+        return self._topology is not None
+
+    @property
+    def num_splits(self) -> int:
+        """Lanes of the order."""
+        return self.stream().num_splits
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch."""
+        return self._position.epoch
+
+    @property
+    def position(self) -> Position:
+        """Where the stream is."""
+        return self._position
+
+    @position.setter
+    def position(self, position: Position) -> None:
+        self._position = position
+
+    def stream(self, global_batch: int | None = None) -> Stream:
+        """Resolve the table, the selection and the order, at first use.
+
+        Args:
+            global_batch: Samples in a step, of the loader that asks.
+        """
+        if self._stream is None:
+            topology = self.topology
+            batch = global_batch or self._global_batch()
+            multiple = 1 if batch else topology.size * self._worker().count
+            self._check_splits(topology)
+            self._stream = resolve_stream(
+                self._table,
+                self._adopted or self._settings,
+                global_batch=batch,
+                multiple=multiple,
+            )
+        return self._stream
+
+    def _check_splits(self, topology: Topology) -> None:
+        given = self._settings.num_splits
+        batched = self.batch_size is not None or self.global_batch_size is not None
+        if given is not None and not batched and given % topology.size:
+            raise ArgumentError(
+                f"num_splits ({given}) must be divisible by world_size ({topology.size})"
+            )
+
+    def _global_batch(self) -> int | None:
+        if self.global_batch_size is not None:
+            return self.global_batch_size
+        return None if self.batch_size is None else self.batch_size * self.topology.size
+
+    def _worker(self) -> Worker:
+        real = current_worker()
+        if self._worker_override is None:
+            return real or Worker()
+        if real is not None:
+            warnings.warn(
+                "worker_info_override takes the place of torch's worker info",
+                DestrierWarning,
+                stacklevel=3,
+            )
+        return Worker(self._worker_override.id, self._worker_override.num_workers)
+
+    def permutation(self, epoch: int | None = None) -> Permutation:
+        """Write an epoch's order down: streaming the result gives the same samples.
+
+        Args:
+            epoch: None takes the current epoch.
+        """
+        stream = self.stream()
+        number = self._position.epoch if epoch is None else epoch
+        return Permutation.of_order(
+            stream.table, stream.rows, stream.order(number), filter=stream.identity.filter
+        )
+
+    # ---- iteration --------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Row mode: rows of this rank in an epoch. Batch mode: its steps."""
+        shares = self._shares(Worker())(0)
+        if isinstance(shares, Cycles):
+            return shares.cycles * shares.owned
+        return len(shares)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Start an epoch: the loaded position once, else the next epoch.
+
+        Raises:
+            IterationError: In a forked process, or at the first ``next`` while another iterator of
+                this dataset is live.
+        """
+        if os.getpid() != self._pid:
+            raise IterationError(
+                "this process was forked, and Lance's threads do not survive a fork; start workers "
+                "by another method: DataLoader(..., multiprocessing_context='spawn') or "
+                "'forkserver'"
+            )
+        if current_worker() is not None and not self._placed:
+            if self._shared is not None:
+                epoch, counter = self._shared.begin()
+                self._position = Position(epoch, counter)
+        self._placed = False
+        return _Iterator(self)
+
+    def _shares(self, worker: Worker) -> Callable[[int], Shares]:
+        """From a start counter to the shares of an epoch."""
+        stream = self.stream()
+        topology = self.topology
+        batch = self._global_batch()
+        if batch is None:
+            whole = Cycles(stream.count, 0, stream.num_splits, topology, worker)
+            rows = max(self._read_batch_size, whole.owned)
+            return lambda start: replace(whole, start=start, rows=rows)
+        check_batch(batch, topology.size, uneven=self.uneven)
+        steps = Steps(
+            stream.count, 0, batch, stream.num_splits, topology, self.remainder, worker
+        )
+        steps.check()
+        return lambda start: replace(steps, start=start)
+
+    def _start(self, position: Position) -> tuple[Runner, Shares]:
+        """The running pipeline at a position."""
+        if self._runner is None:
+            worker = self._worker()
+            stream = self.stream()
+            if not self._agreed and current_worker() is None:
+                agree(stream, self.topology)
+                self._agreed = True
+            shares = self._shares(worker)
+            columns = chosen_columns(stream, self.columns)
+            reader = Reader(self._table, columns)
+            batch = self._global_batch()
+            held = owned_rows(stream, self.topology, batch, worker)
+            ready = self._prefetch_bytes
+            threads = 0 if self.transform is None else self._threads or os.cpu_count() or 1
+            if batch is None:
+                finish: Any = RowFinisher(
+                    self.transform, self._on_transform_error, self._read_batch_size
+                )
+            else:
+                finish = self._batch_finisher(reader, stream)
+            work = Work(
+                stream=stream,
+                reader=reader,
+                finish=finish,
+                shares=shares,
+                columnar=batch is not None and self.transform is None,
+                threads=threads,
+                prefetch_bytes=ready,
+                open_rows=held,
+                padded=batch is not None and self.remainder == "pad",
+                most_ready=self._queue_depth,
+            )
+            self._runner = Runner(work, self)
+        return self._runner, self._runner.start(position.epoch, position.counter)
+
+    def _batch_finisher(self, reader: Reader, stream: Stream) -> Callable[[RawBatch], Any]:
+        check_extra_columns(reader.columns, self.with_index, self.remainder, stream.table)
+        finisher = Finisher(
+            stream.table.name,
+            stream.identity.shuffle_seed,
+            "torch" if self.transform is None else "arrow",
+            {},
+            transform=self.transform,
+            with_index=self.with_index,
+        )
+        return partial(_finished_batch, finisher)
+
+    # ---- the state --------------------------------------------------------------------------------
+
+    def state_dict(self) -> State:
+        """The position and identity, as JSON scalars; the same on every rank.
+
+        In row mode the counter is whole cycles: a part of a cycle is repeated after a resume.
+
+        Raises:
+            IterationError: In the parent of DataLoader workers, which run ahead of the consumer.
+        """
+        if self._shared is not None and self._shared.reading and current_worker() is None:
+            raise IterationError(
+                "DataLoader workers read ahead of the consumer, so this dataset does not know the "
+                "position; use destrier.StreamingDataLoader, whose state_dict does"
+            )
+        position = self._position
+        return self.stream().identity.state(position.epoch, position.counter)
+
+    def load_state_dict(
+        self, state: Mapping[str, Any], *, global_batch: int | None = None
+    ) -> None:
+        """Go to a saved position; the next ``iter`` continues there.
+
+        Args:
+            state: From `state_dict`, of any rank. An empty one does nothing.
+            global_batch: Samples in a step, of the loader that asks.
+
+        Raises:
+            StateError: If it is not a state, or of another stream; names both values.
+            VersionError: If the table's version of the state is gone.
+        """
+        if not state:
+            return
+        checked = check_state(state)
+        settings = self._settings.adopt(checked)
+        table = self._table
+        if not self._version_given and table.identity != checked["table_identity"]:
+            table = table.at(int(checked["table_version"] or 0))
+        batch = global_batch or self._global_batch()
+        multiple = 1 if batch else self.topology.size
+        stream = resolve_stream(table, settings, global_batch=batch, multiple=multiple)
+        stream.check_table(checked, version_given=self._version_given)
+        self._stop()
+        self._table, self._stream, self._adopted = table, stream, settings
+        self._position = Position(int(checked["epoch"] or 0), int(checked["counter"] or 0))
+        self._place()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next ``iter``.
+
+        The number of a loaded, unfinished epoch changes nothing; another drops the loaded
+        position, with a warning.
+        """
+        epoch_key(0, epoch)
+        before = self._position
+        if not before.begun and before.counter and before.epoch != epoch:
+            warnings.warn(
+                f"set_epoch({epoch}) drops the loaded position: epoch {before.epoch}, counter "
+                f"{before.counter}",
+                DestrierWarning,
+                stacklevel=2,
+            )
+        self._position = before.with_epoch(epoch)
+        self._place()
+
+    def _place(self) -> None:
+        """Tell the copies in workers where the next iterator begins."""
+        if current_worker() is not None:
+            self._placed = True
+        elif self._shared is not None:
+            ahead = self._position if not self._position.begun else self._position.begin()
+            self._shared.place(ahead.epoch, ahead.counter)
+
+    @staticmethod
+    def merge_state_dicts(states: list[State]) -> State:
+        """Check that all ranks saved the same state, and return it.
+
+        Raises:
+            StateError: If two differ; names the key and both values.
+        """
+        return merge_states(states)
+
+    def close(self) -> None:
+        """Stop reading ahead, and wait for the threads to end."""
+        self._stop(wait=True)
+
+    def _stop(self, *, wait: bool = False) -> None:
+        if self._runner is not None:
+            self._keep_counters(self._runner)
+            self._runner.stop(wait=wait)
+        self._runner = None
+        self._live = None
+
+    # ---- what it is doing -------------------------------------------------------------------------
+
+    def _keep_counters(self, runner: Runner) -> None:
+        self._past[0] += runner.work.reader.bytes_loaded
+        self._past[1] += runner.work.reader.fetch_time
+        self._past[2] += runner.pipeline.transform_time if runner.pipeline is not None else 0.0
+
+    def _counters(self) -> list[int]:
+        runner = self._runner
+        live = None if self._live is None else self._live()
+        pipeline = None if runner is None else runner.pipeline
+        loaded, fetch, transform = self._past
+        if runner is not None:
+            loaded += runner.work.reader.bytes_loaded
+            fetch += runner.work.reader.fetch_time
+        if pipeline is not None:
+            transform += pipeline.transform_time
+        queued = 0 if pipeline is None or live is None else pipeline.queued * live.share_rows
+        consumed = 0 if live is None else live.consumed
+        left = 0 if live is None else max(0, live.total - consumed - queued)
+        return [
+            int(loaded),
+            int(fetch * 1e6),
+            int(transform * 1e6),
+            0,
+            queued,
+            left,
+            consumed,
+            self._rows_skipped,
+        ]
+
+    def _counter(self, index: int) -> int:
+        own = self._counters()[index]
+        return own + (0 if self._shared is None else self._shared.total(index))
+
+    @property
+    def bytes_loaded(self) -> int:
+        """Bytes of Arrow data read so far."""
+        return self._counter(COUNTERS.index("bytes_loaded"))
+
+    @property
+    def fetch_time(self) -> float:
+        """Seconds spent reading, summed over threads."""
+        return self._counter(COUNTERS.index("fetch_time")) / 1e6
+
+    @property
+    def transform_time(self) -> float:
+        """Seconds spent transforming, summed over threads."""
+        return self._counter(COUNTERS.index("transform_time")) / 1e6
+
+    @property
+    def raw_queue_depth(self) -> int:
+        """Rows read that wait for a transform thread."""
+        return self._counter(COUNTERS.index("raw_queue_depth"))
+
+    @property
+    def prefetch_queue_depth(self) -> int:
+        """Rows ready for the consumer, about."""
+        return self._counter(COUNTERS.index("prefetch_queue_depth"))
+
+    @property
+    def unscanned_rows(self) -> int:
+        """Rows of the epoch that are not read yet, about."""
+        return self._counter(COUNTERS.index("unscanned_rows"))
+
+    @property
+    def consumed_rows(self) -> int:
+        """Rows yielded by the current iterator."""
+        return self._counter(COUNTERS.index("consumed_rows"))
+
+    @property
+    def rows_skipped(self) -> int:
+        """Rows dropped because their transform raised."""
+        return self._counter(COUNTERS.index("rows_skipped"))
+
+    # ---- pickling ---------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but the running parts; the topology is fixed here, in the parent."""
+        _ = self.topology
+        if self._shared is None:
+            self._shared = Shared()
+            self._place()
+        state = self.__dict__.copy()
+        state.update(_runner=None, _live=None, _past=[0.0, 0.0, 0.0], _rows_skipped=0)
+        # The stream is resolved again in the other process, from the selection's shared file.
+        state["_stream"] = None
+        if self._connection_factory is not None:
+            state["_table"] = Table(self._table.uri, self._table.version)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._pid = os.getpid()
+        if self._connection_factory is not None:
+            name = os.path.basename(self._table.uri.rstrip("/")).removesuffix(".lance")
+            source = self._connection_factory(name)
+            self._table = open_table(source, version=self._table.version)
+
+
+class _Iterator:
+    """One epoch of a dataset."""
+
+    def __init__(self, dataset: StreamingDataset) -> None:
+        self._dataset = dataset
+        self._started = False
+        self._closed = False
+        self.consumed = 0
+        self.total = 0
+        self.share_rows = 0
+
+    def __iter__(self) -> _Iterator:
+        return self
+
+    def _begin(self) -> None:
+        dataset = self._dataset
+        if dataset._live is not None and dataset._live() is not None:
+            raise IterationError(
+                "StreamingDataset does not support concurrent iteration: another iterator of this "
+                "dataset is live; exhaust or close() it first, or make a second dataset"
+            )
+        position = dataset.position.begin()
+        self._runner, self._shares = dataset._start(position)
+        dataset.position = position
+        dataset._live = weakref.ref(self)
+        self._started = True
+        self._rows: list[Any] = []
+        self._at = 0
+        self._index = 0
+        self.share_rows = self._shares.largest
+        self.total = len(self._shares) * self._shares.largest
+
+    def __next__(self) -> Any:
+        if self._closed:
+            raise StopIteration
+        if not self._started:
+            self._begin()
+        dataset = self._dataset
+        cycles = isinstance(self._shares, Cycles)
+        while True:
+            if cycles and self._at < len(self._rows):
+                row = self._rows[self._at]
+                self._at += 1
+                self._count_cycles()
+                if row is SKIPPED:
+                    dataset._rows_skipped += 1
+                    continue
+                self.consumed += 1
+                return row
+            try:
+                delivery = self._runner.get()
+            except BaseException:
+                self._end()
+                dataset._stop()
+                raise
+            self._report()
+            if delivery.index < 0:
+                self._end()
+                dataset.position = dataset.position.ended()
+                raise StopIteration
+            self._index = delivery.index
+            if cycles:
+                self._rows, self._at = delivery.value, 0
+                continue
+            self._commit(self._shares.counter(delivery.index + 1))
+            self.consumed += self._shares.largest
+            return delivery.value
+
+    def _count_cycles(self) -> None:
+        shares = self._shares
+        assert isinstance(shares, Cycles)
+        if self._at % shares.owned == 0 or self._at == len(self._rows):
+            whole = self._at // shares.owned
+            self._commit(shares.counter(self._index) + whole * shares.num_splits)
+
+    def _commit(self, counter: int) -> None:
+        dataset = self._dataset
+        dataset.position = replace(dataset.position, counter=counter)
+
+    def _report(self) -> None:
+        dataset = self._dataset
+        worker = current_worker()
+        if worker is not None and dataset._shared is not None:
+            dataset._shared.report(worker.id, dataset._counters())
+
+    def _end(self) -> None:
+        self._closed = True
+        self._dataset._live = None
+
+    def close(self) -> None:
+        """Leave the epoch; its place stays in the state until the next iterator."""
+        if self._started and not self._closed:
+            self._end()
+            self._runner.stop()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _finished_batch(finisher: Finisher, raw: RawBatch) -> Any:
+    return finisher(raw).batch
+
+
+def check_sizes(
+    batch_size: int | None, global_batch_size: int | None, remainder: Remainder
+) -> None:
+    """Raise unless at most one size is given, and it and the remainder can be used."""
+    if batch_size is not None and global_batch_size is not None:
+        raise ArgumentError(
+            f"batch_size={batch_size} (of one rank) and global_batch_size={global_batch_size} "
+            "(of all) are both given; pass one of them"
+        )
+    for name, value in (("batch_size", batch_size), ("global_batch_size", global_batch_size)):
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ArgumentError(f"{name} must be an integer of at least 1, got {value!r}")
+    if remainder not in REMAINDERS:
+        raise ArgumentError(f"remainder must be one of {', '.join(REMAINDERS)}, got {remainder!r}")
+
+
+def check_extra_columns(
+    columns: list[str], with_index: bool, remainder: Remainder, table: Table
+) -> None:
+    """Raise if a column that is added to batches has the name of one that is read."""
+    extra = [*(INDEX_COLUMNS if with_index else ()), *(("mask",) if remainder == "pad" else ())]
+    for name in extra:
+        if name in columns:
+            raise ColumnError(
+                f"the batch gets a column {name!r}, which {table.name} has too; leave it out with "
+                "columns="
+            )
+
+
+def owned_rows(
+    stream: Stream, topology: Topology, batch: int | None, worker: Worker = Worker()
+) -> int:
+    """Rows that open windows hold in this process."""
+    order = stream.order(0)
+    if batch is None:
+        return open_rows(order, topology.size * worker.count)
+    blocks = batch % stream.num_splits == 0 and stream.num_splits % topology.size == 0
+    return open_rows(order, topology.size if blocks else 1)
+

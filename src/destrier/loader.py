@@ -1,0 +1,416 @@
+"""StreamingDataLoader: batches of a stream, read and decoded on threads."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from destrier.batch import Finished, Finisher, OnError, RawBatch, check_on_error
+from destrier.dataset import StreamingDataset, check_extra_columns, check_sizes, owned_rows
+from destrier.decode import FORMATS, Decode, Format, decode_columns
+from destrier.errors import ArgumentError, IterationError, RowError
+from destrier.plan import Remainder, Shares, Steps, check_batch
+from destrier.read import Reader
+from destrier.runner import DEFAULT_PREFETCH_BYTES, Runner, Work, agree, chosen_columns
+from destrier.state import State
+from destrier.stream import Stream
+from destrier.topology import Topology
+from destrier.workers import TransformWorkers, check_context
+
+if TYPE_CHECKING:
+    from destrier.table import TableLike
+
+__all__ = ["StreamingDataLoader"]
+
+_MOST_FAILURES = 1000
+
+
+class StreamingDataLoader:
+    """Batches of a stream: the same global batches for any topology, resumable at every step.
+
+    The dataset says which rows come in which order; the loader reads them in large requests,
+    decodes them on threads and forms batches. Each ``iter`` gives one epoch, the next one the
+    next epoch. A newer iterator closes an older one.
+
+    A batch is a dict from column to value: one tensor for columns of fixed width and for images of
+    one size, a list for all others. Nulls are NaN in floating columns, None in lists, and an error
+    in integers and booleans (``format="rows"`` and ``"arrow"`` keep them).
+
+    Args:
+        dataset: A `StreamingDataset`, or a table to make one of.
+        batch_size: Rows of a batch of this rank.
+        global_batch_size: Rows of a batch over all ranks. One of the two is needed, here or on the
+            dataset.
+        format: ``"torch"``, ``"numpy"``, ``"arrow"`` (a RecordBatch) or ``"rows"`` (dicts). None is
+            torch, or rows with a collate_fn.
+        decode: From binary column to ``"rgb"``, ``"rgba"`` or ``"gray"``: uint8 images of shape
+            (channels, height, width). None decodes columns whose metadata name an image type.
+        transform: Called with each batch in that format; its result is the batch. With a second
+            parameter it also receives int64 seeds, one a row, that depend on seed, epoch and
+            sample alone. Runs on threads, or in processes with num_workers.
+        on_error: What happens to a row that cannot be read, decoded or transformed: ``"raise"``,
+            ``"skip"`` (the batch is shorter), ``"fill"`` (the nearest good row of the batch), or
+            a callable that is given the error and returns True to skip.
+        num_workers: Processes for the transform; 0 runs it on threads.
+        multiprocessing_context: ``"spawn"`` (default) or ``"forkserver"``.
+        collate_fn: Called last, with a list of dict rows unless format says otherwise.
+        pin_memory: Put tensors in page-locked memory.
+        device: Move tensors there.
+        prefetch_bytes: What open rows and batches that wait may take.
+        remainder: The last, short step: ``"drop"``, ``"keep"`` or ``"pad"``. None is the
+            dataset's.
+        uneven: Allow shares of a step that differ by one. None is the dataset's.
+        with_index: Add ``sample_index`` and ``row_offset``. None is the dataset's.
+
+    Attributes:
+        dataset: The dataset.
+        failures: The last rows that were skipped or replaced, as errors with offset and column.
+        rows_skipped: How many there were.
+
+    Raises:
+        ArgumentError: If an argument cannot be used.
+
+    Example:
+        >>> loader = StreamingDataLoader("digits.lance", batch_size=64)  # doctest: +SKIP
+        >>> for batch in loader:  # doctest: +SKIP
+        ...     images, labels = batch["image"], batch["label"]
+    """
+
+    def __init__(
+        self,
+        dataset: StreamingDataset | TableLike,
+        *,
+        batch_size: int | None = None,
+        global_batch_size: int | None = None,
+        format: Format | None = None,
+        decode: Decode | None = None,
+        transform: Callable[..., Any] | None = None,
+        on_error: OnError = "raise",
+        num_workers: int = 0,
+        multiprocessing_context: str | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        device: torch.device | str | None = None,
+        prefetch_bytes: int = DEFAULT_PREFETCH_BYTES,
+        remainder: Remainder | None = None,
+        uneven: bool | None = None,
+        with_index: bool | None = None,
+    ) -> None:
+        if not isinstance(dataset, StreamingDataset):
+            dataset = StreamingDataset(dataset)
+        self.dataset = dataset
+        if batch_size is None and global_batch_size is None:
+            batch_size, global_batch_size = dataset.batch_size, dataset.global_batch_size
+        if batch_size is None and global_batch_size is None:
+            raise ArgumentError("batch_size or global_batch_size must be given")
+        self.remainder: Remainder = dataset.remainder if remainder is None else remainder
+        check_sizes(batch_size, global_batch_size, self.remainder)
+        check_on_error(on_error)
+        if format is not None and format not in FORMATS:
+            raise ArgumentError(f"format must be one of {', '.join(FORMATS)}, got {format!r}")
+        if num_workers < 0:
+            raise ArgumentError(f"num_workers must not be negative, got {num_workers}")
+        if num_workers and transform is None and dataset.transform is None:
+            raise ArgumentError(
+                f"num_workers={num_workers}, but there is no transform for them to run; reading "
+                "and decoding need no processes"
+            )
+        if prefetch_bytes < 1:
+            raise ArgumentError(f"prefetch_bytes must be at least 1, got {prefetch_bytes}")
+        if dataset.transform is not None:
+            if transform is not None:
+                raise ArgumentError(
+                    "the dataset and the loader both have a transform; give it to one of them"
+                )
+            if format not in (None, "arrow"):
+                raise ArgumentError(
+                    f"the dataset's transform takes RecordBatches, but format is {format!r}; give "
+                    "the transform to the loader instead"
+                )
+            transform, format = dataset.transform, "arrow"
+        if format is None:
+            format = "torch" if collate_fn is None else "rows"
+        if decode and format in ("arrow", "rows"):
+            raise ArgumentError(f"decode is for format 'torch' and 'numpy', not {format!r}")
+        self._batch_size = batch_size
+        self._global_batch_size = global_batch_size
+        self._format: Format = format
+        self._decode = decode
+        self._transform = transform
+        self._on_error = on_error
+        self._num_workers = num_workers
+        self._method = check_context(multiprocessing_context)
+        self._collate_fn = collate_fn
+        self._pin_memory = pin_memory and torch.cuda.is_available()
+        self._device = None if device is None else torch.device(device)
+        self._prefetch_bytes = prefetch_bytes
+        self._uneven = dataset.uneven if uneven is None else uneven
+        self._with_index = dataset.with_index if with_index is None else with_index
+        self._runner: Runner | None = None
+        self._workers: TransformWorkers | None = None
+        self._live: _LoaderIterator | None = None
+        self.failures: deque[RowError] = deque(maxlen=_MOST_FAILURES)
+        self.rows_skipped = 0
+        if dataset.topology_is_known:
+            check_batch(self._global(), dataset.topology.size, uneven=self._uneven)
+
+    def __repr__(self) -> str:
+        return f"StreamingDataLoader({self.dataset!r}, batch_size={self.batch_size})"
+
+    # ---- sizes --------------------------------------------------------------------------------------
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a whole batch of this rank; the largest share if they differ."""
+        size = self.dataset.topology.size
+        return -(-self._global() // size)
+
+    @property
+    def total_batch_size(self) -> int:
+        """Rows of a whole step over all ranks."""
+        return self._global()
+
+    @property
+    def sampler(self) -> None:
+        """None: the order is the dataset's. Trainers ask."""
+        return
+
+    @property
+    def batch_sampler(self) -> None:
+        """None: the order is the dataset's. Trainers ask."""
+        return
+
+    def _global(self) -> int:
+        if self._global_batch_size is not None:
+            return self._global_batch_size
+        assert self._batch_size is not None
+        return self._batch_size * self.dataset.topology.size
+
+    def _stream(self) -> Stream:
+        return self.dataset.stream(self._global())
+
+    def _shares(self) -> Callable[[int], Steps]:
+        topology: Topology = self.dataset.topology
+        batch = self._global()
+        check_batch(batch, topology.size, uneven=self._uneven)
+        stream = self._stream()
+        steps = Steps(stream.count, 0, batch, stream.num_splits, topology, self.remainder)
+        steps.check()
+        return lambda start: replace(steps, start=start)
+
+    def __len__(self) -> int:
+        """Steps of a whole epoch: the same on every rank, and before, during and after a resume."""
+        return len(self._shares()(0))
+
+    # ---- iteration ------------------------------------------------------------------------------------
+
+    def __iter__(self) -> _LoaderIterator:
+        """Start an epoch: the loaded position once, else the next epoch."""
+        return _LoaderIterator(self)
+
+    def _start(self) -> tuple[Runner, Shares]:
+        if self._workers is not None and not self._workers.alive:
+            self._stop()
+        if self._runner is None:
+            stream = self._stream()
+            agree(stream, self.dataset.topology)
+            self._runner = Runner(self._work(stream), self)
+        position = self.dataset.position
+        return self._runner, self._runner.start(position.epoch, position.counter)
+
+    def _work(self, stream: Stream) -> Work:
+        shares = self._shares()
+        columns = chosen_columns(stream, self.dataset.columns)
+        reader = Reader(stream.table, columns, tolerant=self._on_error != "raise")
+        check_extra_columns(columns, self._with_index, self.remainder, stream.table)
+        columnar = self._format in ("torch", "numpy")
+        images = decode_columns(reader.schema, self._decode) if columnar else {}
+        workers = None
+        if self._num_workers and self._transform is not None:
+            workers = TransformWorkers(self._transform, self._num_workers, self._method)
+        self._workers = workers
+        finisher = Finisher(
+            stream.table.name,
+            stream.identity.shuffle_seed,
+            self._format,
+            images,
+            transform=self._transform,
+            collate_fn=self._collate_fn,
+            on_error=self._on_error,
+            with_index=self._with_index,
+            run_transform=workers,
+        )
+        threads = self._num_workers
+        if not threads and (images or self._transform or self._collate_fn or not columnar):
+            threads = os.cpu_count() or 1
+        topology = self.dataset.topology
+        return Work(
+            stream=stream,
+            reader=reader,
+            finish=_pinned(finisher) if self._pin_memory else finisher,
+            shares=shares,
+            columnar=columnar,
+            threads=threads,
+            prefetch_bytes=self._prefetch_bytes,
+            open_rows=owned_rows(stream, topology, self._global()),
+            padded=self.remainder == "pad",
+        )
+
+    def _note(self, finished: Finished) -> Any:
+        if finished.failed:
+            self.failures.extend(finished.failed)
+            self.rows_skipped += len(finished.failed)
+        if self._device is None:
+            return finished.batch
+        return _moved(finished.batch, self._device)
+
+    # ---- the state --------------------------------------------------------------------------------------
+
+    def state_dict(self) -> State:
+        """Position and identity as JSON scalars, the same on every rank; safe at any moment."""
+        position = self.dataset.position
+        return self._stream().identity.state(position.epoch, position.counter)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to a saved position; the next ``iter`` continues there.
+
+        Args:
+            state: From `state_dict`, of any rank. An empty one does nothing.
+
+        Raises:
+            StateError: If it is not a state, or of another stream; names both values.
+        """
+        if not state:
+            return
+        self.dataset.load_state_dict(state, global_batch=self._global())
+        self._stop()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next ``iter``; see `StreamingDataset.set_epoch`."""
+        self.dataset.set_epoch(epoch)
+
+    def skip(self, n: int) -> None:
+        """Leave out the next n batches, at no cost.
+
+        Before an epoch it starts so much later; in an epoch the live iterator goes on there.
+        """
+        if n < 0:
+            raise ArgumentError(f"cannot skip {n} batches")
+        position = self.dataset.position
+        if self._live is None and (position.begun or position.then is not None):
+            position = replace(position.begin(), begun=False)
+        shares = self._shares()(position.counter)
+        counter = shares.counter(min(n, len(shares)))
+        self.dataset.position = replace(position, counter=counter)
+        if self._live is not None:
+            self._live.restart()
+
+    def close(self) -> None:
+        """Stop threads and processes, and wait for them to end."""
+        self._stop(wait=True)
+
+    def _stop(self, *, wait: bool = False) -> None:
+        if self._live is not None:
+            self._live.end("the loader was closed, or a state was loaded")
+        if self._runner is not None:
+            self._runner.stop(wait=wait)
+        self._runner = None
+        if self._workers is not None:
+            self._workers.close()
+        self._workers = None
+
+    def __enter__(self) -> StreamingDataLoader:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_runner": None, "_workers": None, "_live": None}
+
+
+class _LoaderIterator:
+    """One epoch of a loader."""
+
+    def __init__(self, loader: StreamingDataLoader) -> None:
+        if loader._live is not None:
+            loader._live.end("a newer iterator of the loader was started")
+        self._loader: StreamingDataLoader | None = loader
+        self._why = ""
+        dataset = loader.dataset
+        before = dataset.position
+        dataset.position = before.begin()
+        try:
+            self._runner, self._shares = loader._start()
+        except BaseException:
+            dataset.position = before
+            raise
+        loader._live = self
+
+    def __iter__(self) -> _LoaderIterator:
+        return self
+
+    def __next__(self) -> Any:
+        loader = self._loader
+        if loader is None:
+            if self._why:
+                raise IterationError(f"this iterator is closed: {self._why}")
+            raise StopIteration
+        try:
+            delivery = self._runner.get()
+        except BaseException:
+            self.end("")
+            loader._stop()
+            raise
+        dataset = loader.dataset
+        if delivery.index < 0:
+            self.end("")
+            dataset.position = dataset.position.ended()
+            raise StopIteration
+        counter = self._shares.counter(delivery.index + 1)
+        dataset.position = replace(dataset.position, counter=counter)
+        return loader._note(delivery.value)
+
+    def restart(self) -> None:
+        """Go on at the loader's position."""
+        assert self._loader is not None
+        self._runner, self._shares = self._loader._start()
+
+    def end(self, why: str) -> None:
+        """Close the iterator; with a reason, using it further is an error."""
+        if self._loader is not None:
+            self._loader._live = None
+        self._loader = None
+        self._why = why
+
+
+def _pinned(finisher: Finisher) -> Callable[[RawBatch], Finished]:
+    def finish(raw: RawBatch) -> Finished:
+        finished = finisher(raw)
+        finished.batch = _mapped(finished.batch, lambda tensor: tensor.pin_memory())
+        return finished
+
+    return finish
+
+
+def _moved(batch: Any, device: torch.device) -> Any:
+    return _mapped(batch, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def _mapped(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
+    """Apply a function to every tensor of a batch."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: _mapped(item, function) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_mapped(item, function) for item in value]
+    if isinstance(value, tuple):
+        items = [_mapped(item, function) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    return value

@@ -1,0 +1,526 @@
+"""The order as a table: an order, or a list of rows, written down.
+
+A permutation is one list of row offsets, or several named ones: its parts. Nothing is computed
+until rows are asked for, so a permutation of a billion rows costs what describes it. `save` writes
+it as a Lance table in bounded memory::
+
+    row_offset   int64    the row of sample 0, 1, 2, ... of the part
+    part         string   where there are named parts; a part's rows lie together
+
+The identity of the permutation (which table, which rows, which order) is JSON under the key
+``destrier`` of the schema's metadata.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+
+from destrier.errors import (
+    ArgumentError,
+    EmptyError,
+    ReadError,
+    StateError,
+    TableError,
+    VersionError,
+)
+from destrier.order import ORDER_VERSION, Order
+from destrier.table import Table, lance_call, open_table, redact
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    import polars as pl
+    from numpy.typing import NDArray
+
+    from destrier.selection import RowList
+    from destrier.table import TableLike
+
+__all__ = ["METADATA_KEY", "OrderedRows", "Part", "Permutation", "SavedRows", "describe", "scan"]
+
+METADATA_KEY = b"destrier"
+_FORMAT = 1
+_BATCH_ROWS = 1 << 18  # rows written at once
+_CACHED_ROWS = 1 << 20  # saved lists up to here are kept in memory
+_SCANNED_ROWS = 1 << 12  # neighbouring rows from here on are scanned, not taken
+_SCAN_BATCH = 1 << 16
+_SHOWN_PARTS = 4
+
+
+def scan(
+    table: Table, columns: list[str] | dict[str, str], filter: str | None, what: str
+) -> Iterator[pa.RecordBatch]:
+    """Yield columns of the table in its order; a failure is a `ReadError` that begins with what."""
+
+    def start() -> Iterator[pa.RecordBatch]:
+        scanner = table.dataset.scanner(
+            columns=columns, filter=filter, scan_in_order=True, batch_size=_SCAN_BATCH
+        )
+        return iter(scanner.to_batches())
+
+    batches = lance_call(what, start)
+    while (batch := lance_call(what, lambda: next(batches, None))) is not None:
+        yield batch
+
+
+# ---- lists of rows --------------------------------------------------------------------------
+
+
+class OrderedRows:
+    """The rows of a list in the order of an epoch."""
+
+    def __init__(self, rows: RowList, order: Order) -> None:
+        if order.n != len(rows):
+            raise ArgumentError(f"the order is one of {order.n} rows, the list has {len(rows)}")
+        self.base = rows
+        self.order = order
+
+    def __len__(self) -> int:
+        return self.order.n
+
+    def offsets(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Ask the order for positions in the list, and the list for offsets."""
+        return self.base.offsets(self.order.rows(positions))
+
+    @property
+    def digest(self) -> str:
+        """Of what defines the list; its rows are not computed for it."""
+        o = self.order
+        shuffled = (o.seed, o.epoch, o.clump_size, o.window if o.windowed else 1)
+        what = (ORDER_VERSION, o.num_splits, *(shuffled if o.shuffle else ()), self.base.digest)
+        return _digest(["order", *map(str, what)])
+
+
+class SavedRows:
+    """A range of rows of a column of a Lance table, read where they lie.
+
+    A short list is read whole at its first use and kept. It pickles to its address.
+    """
+
+    def __init__(
+        self, table: Table, start: int, count: int, digest: str, *, column: str = "row_offset"
+    ) -> None:
+        self.table = table
+        self.start = start
+        self.count = count
+        self.digest = digest
+        self.column = column
+        self._values: NDArray[np.int64] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_values": None}
+
+    def __len__(self) -> int:
+        return self.count
+
+    def offsets(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Read the positions, each once and in the order in which they lie."""
+        if self.count <= _CACHED_ROWS:
+            if self._values is None:
+                self._values = self._scan(0, self.count)
+            return self._values[positions]
+        wanted, inverse = np.unique(np.asarray(positions, np.int64), return_inverse=True)
+        if not len(wanted):
+            return np.empty(0, np.int64)
+        first, n = int(wanted[0]), len(wanted)
+        together = int(wanted[-1]) - first + 1 == n
+        values = self._scan(first, n) if together and n >= _SCANNED_ROWS else self._take(wanted)
+        return values[inverse]
+
+    def _scan(self, first: int, count: int) -> NDArray[np.int64]:
+        return self._read(
+            lambda: self.table.dataset.to_table(
+                columns=[self.column], offset=self.start + first, limit=count
+            )
+        )
+
+    def _take(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        indices = pa.array(positions + self.start)
+        return self._read(lambda: self.table.dataset.take(indices, columns=[self.column]))
+
+    def _read(self, function: Callable[[], pa.Table]) -> NDArray[np.int64]:
+        found = lance_call(f"cannot read the permutation {self.table.name}", function)
+        return np.asarray(found.column(0).to_numpy(), np.int64)
+
+
+# ---- the permutation ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Part:
+    """A list of rows and its name; the name is None where there is only one list."""
+
+    name: str | None
+    rows: RowList
+
+
+def describe(
+    table: Table,
+    *,
+    filter: str | None = None,
+    order: Order | None = None,
+    num_splits: int = 1,
+) -> dict[str, Any]:
+    """Return what a permutation's identity says besides its parts.
+
+    Args:
+        table: The table whose rows are listed.
+        filter: The filter that chose the rows.
+        order: The order that they are in; None for table order, or one of a user's.
+        num_splits: Lanes of the list, where no order says so.
+    """
+    shuffled = order if order is not None and order.shuffle else None
+    return {
+        "format": _FORMAT,
+        "order_version": ORDER_VERSION,
+        "table_identity": table.identity,
+        "table_version": table.version,
+        "filter": filter,
+        "shuffle": shuffled is not None,
+        "seed": shuffled and shuffled.seed,
+        "epoch": shuffled and shuffled.epoch,
+        "num_splits": order.num_splits if order is not None else num_splits,
+        "clump_size": shuffled and shuffled.clump_size,
+        "window": shuffled and (shuffled.window if shuffled.windowed else 1),
+    }
+
+
+class Permutation:
+    """Rows of a table in a chosen order, in one list or in several named parts.
+
+    Made by `PermutationBuilder.execute`, `Permutation.of_order` and `Permutation.open`; a
+    stream takes it as ``permutation=``. A stream reads one list, so of several parts one is
+    chosen: ``permutation["train"]``.
+
+    Args:
+        parts: The lists; a single one may be without a name.
+        header: The identity apart from the parts, as `describe` returns it.
+
+    Example:
+        >>> import tempfile, lance, pyarrow as pa
+        >>> uri = tempfile.mkdtemp() + "/numbers.lance"
+        >>> _ = lance.write_dataset(pa.table({"id": range(10)}), uri)
+        >>> from destrier.builder import PermutationBuilder
+        >>> builder = PermutationBuilder(uri).shuffle(seed=5)
+        >>> builder = builder.split_sequential(counts=[8, 2], names=["train", "val"])
+        >>> permutation = builder.execute()
+        >>> permutation
+        Permutation(10 rows, parts: train 8, val 2)
+        >>> path = permutation.save(uri.replace("numbers", "permutation"))
+        >>> Permutation.open(path)["val"].to_arrow()["row_offset"].to_pylist()
+        [9, 8]
+    """
+
+    def __init__(self, parts: Sequence[Part], header: Mapping[str, Any]) -> None:
+        self._parts = list(parts)
+        self._header = dict(header)
+
+    @classmethod
+    def of_order(
+        cls, table: Table, rows: RowList, order: Order, *, filter: str | None = None
+    ) -> Permutation:
+        """Write an epoch's order down.
+
+        Args:
+            table: The table that the rows are of.
+            rows: The selection, or any other list of rows.
+            order: The order of its positions.
+            filter: The filter that made the selection, for the identity.
+
+        Returns:
+            One list without a name. Its sample g is the order's, and so are its lanes.
+        """
+        plain = not order.shuffle and order.num_splits == 1
+        listed = rows if plain else OrderedRows(rows, order)
+        return cls([Part(None, listed)], describe(table, filter=filter, order=order))
+
+    @classmethod
+    def open(
+        cls, source: TableLike, *, storage_options: Mapping[str, str] | None = None
+    ) -> Permutation:
+        """Open a saved permutation. Its rows are read when they are asked for.
+
+        Args:
+            source: A URI or path, a Lance dataset, or a LanceDB table.
+            storage_options: Passed to Lance untouched.
+
+        Raises:
+            ArgumentError: If the table there is no saved permutation.
+            StateError: If it was changed after it was saved, or is of a later format.
+            TableError: If there is no table.
+        """
+        table = open_table(source, storage_options=storage_options)
+        identity = _identity_of(table)
+        header = {k: v for k, v in identity.items() if k not in ("parts", "count", "digest")}
+        parts = [
+            Part(part["name"], SavedRows(table, part["start"], part["count"], part["digest"]))
+            for part in identity["parts"]
+        ]
+        return cls(parts, header)
+
+    def __len__(self) -> int:
+        return sum(len(part.rows) for part in self._parts)
+
+    def __repr__(self) -> str:
+        text = f"Permutation({len(self)} rows"
+        if self.parts:
+            shown = [f"{part.name} {len(part.rows)}" for part in self._parts[:_SHOWN_PARTS]]
+            more = len(self._parts) - len(shown)
+            text += f", parts: {', '.join(shown)}{f' and {more} more' if more > 0 else ''}"
+        return text + (f", num_splits={self.num_splits})" if self.num_splits > 1 else ")")
+
+    def __getitem__(self, name: str) -> Permutation:
+        """Return the permutation of one part.
+
+        Raises:
+            ArgumentError: If there is no part of that name; the message lists the parts.
+        """
+        for part in self._parts:
+            if part.name is not None and part.name == name:
+                return Permutation([part], self._header)
+        if not self.parts:
+            raise ArgumentError(f"no part {name!r}: this permutation is one list without parts")
+        raise ArgumentError(f"no part {name!r}; the parts are: {_listed(self.parts)}")
+
+    @property
+    def parts(self) -> list[str]:
+        """The names of the parts, in order; empty for a list without a name."""
+        return [part.name for part in self._parts if part.name is not None]
+
+    @property
+    def rows(self) -> RowList:
+        """The list of rows: its length, random access to its row offsets, and its digest.
+
+        Raises:
+            ArgumentError: If there are several parts, of which none was chosen.
+            EmptyError: If the list is empty.
+        """
+        if len(self._parts) > 1:
+            example = self.parts[0]
+            raise ArgumentError(
+                f"the permutation has the parts {_listed(self.parts)}: choose one, "
+                f"for example permutation[{example!r}]"
+            )
+        part = self._parts[0]
+        if not len(part.rows):
+            what = "the permutation" if part.name is None else f"part {part.name!r}"
+            raise EmptyError(f"{what} lists no rows")
+        return part.rows
+
+    @property
+    def num_splits(self) -> int:
+        """Lanes that the samples are dealt to, round robin."""
+        return int(self._header["num_splits"])
+
+    @property
+    def version(self) -> int:
+        """The version of the table that the rows are of."""
+        return int(self._header["table_version"])
+
+    @property
+    def filter(self) -> str | None:
+        """The filter that chose the rows, if there was one."""
+        text: str | None = self._header["filter"]
+        return text
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What is listed, in which order, as JSON values. It names no place and no credentials."""
+        start = 0
+        parts: list[dict[str, Any]] = []
+        for part in self._parts:
+            count = len(part.rows)
+            found = {"name": part.name, "start": start, "count": count, "digest": part.rows.digest}
+            parts.append(found)
+            start += count
+        if len(parts) == 1:
+            digest = parts[0]["digest"]
+        else:
+            digest = _digest([f"{p['name']}|{p['count']}|{p['digest']}" for p in parts])
+        return {**self._header, "parts": parts, "count": start, "digest": digest}
+
+    def check_table(self, table: Table) -> None:
+        """Raise unless the permutation is one of this table's rows.
+
+        Another version is fine if its rows are the same, so that at most columns were changed.
+
+        Raises:
+            StateError: If it was made for another table, or for other rows of it.
+        """
+        identity, version = self._header["table_identity"], self.version
+        if table.identity == identity:
+            return
+        try:
+            made_for = table.at(version)
+        except VersionError:
+            made_for = None
+        known = made_for is not None and made_for.identity == identity
+        if known and made_for is not None and made_for.same_rows(table):
+            return
+        advice = f"open the table with version={version}, or " if known else ""
+        raise StateError(
+            f"the permutation was made for table {identity} at version {version}, but "
+            f"{table.name} is table {table.identity}: {advice}make the permutation again"
+        )
+
+    # ---- as a table -------------------------------------------------------------------------
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the table, with the identity in its metadata."""
+        fields = [pa.field("row_offset", pa.int64(), nullable=False)]
+        if self.parts:
+            fields.append(pa.field("part", pa.string(), nullable=False))
+        return pa.schema(fields, metadata={METADATA_KEY: json.dumps(self.identity).encode()})
+
+    def to_batches(self, batch_size: int = _BATCH_ROWS) -> Iterator[pa.RecordBatch]:
+        """Yield the table in batches of at most so many rows; part after part."""
+        schema = self.schema
+        for part in self._parts:
+            count = len(part.rows)
+            for start in range(0, count, batch_size):
+                positions = np.arange(start, min(start + batch_size, count))
+                columns = [pa.array(part.rows.offsets(positions))]
+                if part.name is not None:
+                    columns.append(pa.repeat(pa.scalar(part.name, pa.string()), len(positions)))
+                yield pa.record_batch(columns, schema=schema)
+
+    def to_arrow(self) -> pa.Table:
+        """Return the whole table, in memory."""
+        return pa.Table.from_batches(self.to_batches(), schema=self.schema)
+
+    def to_polars(self) -> pl.DataFrame:
+        """Return the whole table, in memory, as a polars frame. The identity is lost."""
+        import polars as pl
+
+        frame = pl.from_arrow(self.to_arrow())
+        assert isinstance(frame, pl.DataFrame)
+        return frame
+
+    def save(
+        self,
+        target: Any,
+        name: str = "permutation",
+        *,
+        storage_options: Mapping[str, str] | None = None,
+        overwrite: bool = False,
+    ) -> str:
+        """Write the permutation as a Lance table, in bounded memory.
+
+        Args:
+            target: The URI or path of the new dataset, or a LanceDB connection.
+            name: Name of the table in the LanceDB connection; without meaning for a URI.
+            storage_options: Passed to Lance untouched.
+            overwrite: Replace a table that is already there, with a new version of it.
+
+        Returns:
+            The URI, for `Permutation.open`.
+
+        Raises:
+            ArgumentError: If the target is of no known kind, or a table is already there.
+            TableError: If it cannot be written.
+        """
+        failed: list[Exception] = []
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            try:
+                yield from self.to_batches()
+            except Exception as error:
+                failed.append(error)
+                raise
+
+        options = dict(storage_options) if storage_options else None
+        mode = "overwrite" if overwrite else "create"
+        reader = pa.RecordBatchReader.from_batches(self.schema, batches())
+        shown, write = _writer(target, name, options, mode)
+        try:
+            return str(lance_call("Lance", lambda: write(reader)))
+        except ReadError as error:
+            if failed:
+                raise failed[0] from None
+            if "already exists" in str(error):
+                raise ArgumentError(
+                    f"there is a table at {shown} already: choose another place, or replace it "
+                    "with overwrite=True"
+                ) from error
+            raise TableError(f"cannot save the permutation at {shown}: {error}") from error
+
+
+def _writer(
+    target: Any, name: str, options: dict[str, str] | None, mode: str
+) -> tuple[str, Callable[[pa.RecordBatchReader], str]]:
+    """Where the table will lie, to be shown, and the call that writes it and returns its URI."""
+    if isinstance(target, str | os.PathLike):
+        uri = os.fspath(target)
+        if "://" not in uri:
+            uri = os.path.abspath(os.path.expanduser(uri))
+        _refuse(uri)
+
+        def write(reader: pa.RecordBatchReader) -> str:
+            lance.write_dataset(reader, uri, mode=mode, storage_options=options)
+            return uri
+
+        return redact(uri), write
+    if not (type(target).__module__.startswith("lancedb") and hasattr(target, "create_table")):
+        raise ArgumentError(
+            "a permutation is saved at a URI or path, or in a LanceDB connection, "
+            f"got {type(target).__name__}"
+        )
+    if "Async" in type(target).__name__ or not hasattr(target, "uri"):
+        raise ArgumentError(
+            f"cannot save in a {type(target).__name__}: pass the URI of a Lance dataset instead"
+        )
+    _refuse(str(target.uri))
+
+    def create(reader: pa.RecordBatchReader) -> str:
+        return str(target.create_table(name, reader, mode=mode, storage_options=options).uri)
+
+    return f"{redact(str(target.uri))} as {name!r}", create
+
+
+def _refuse(uri: str) -> None:
+    for scheme in ("db://", "memory://"):
+        if uri.startswith(scheme):
+            raise ArgumentError(
+                f"a permutation cannot be saved at {scheme}, because workers and other ranks "
+                "could not read it there: pass a path, or the URI of a bucket"
+            )
+
+
+def _identity_of(table: Table) -> dict[str, Any]:
+    text = (table.schema.metadata or {}).get(METADATA_KEY)
+    if text is None or "row_offset" not in table.schema.names:
+        raise ArgumentError(f"{table.name} is no saved permutation: its schema has no identity")
+    try:
+        identity: dict[str, Any] = json.loads(text)
+        found, count = identity["format"], identity["count"]
+        listed = sum(part["count"] for part in identity["parts"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise StateError(f"the identity of the permutation {table.name} is damaged") from error
+    if found != _FORMAT:
+        raise StateError(
+            f"the permutation {table.name} is of format {found}, this Destrier reads format "
+            f"{_FORMAT}"
+        )
+    if not count == listed == table.num_rows:
+        raise StateError(
+            f"the permutation {table.name} was changed after it was saved: it was saved with "
+            f"{count} rows and has {table.num_rows}"
+        )
+    return identity
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = [repr(name) for name in names[:20]]
+    return ", ".join(shown) + (" ..." if len(names) > len(shown) else "")
+
+
+def _digest(words: Sequence[str]) -> str:
+    return hashlib.blake2b("\n".join(words).encode(), digest_size=16).hexdigest()

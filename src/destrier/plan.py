@@ -1,0 +1,240 @@
+"""Who reads what: the samples of each step, and this rank's share of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from destrier.errors import ArgumentError, EmptyError
+from destrier.topology import Topology, Worker
+
+__all__ = ["REMAINDERS", "Cycles", "Remainder", "Shares", "Steps", "check_batch", "share_bounds"]
+
+Ints: TypeAlias = NDArray[np.int64]
+Remainder: TypeAlias = Literal["drop", "keep", "pad"]
+REMAINDERS = ("drop", "keep", "pad")
+
+
+class Shares(Protocol):
+    """A sequence of shares: the samples that this process delivers, one share after another."""
+
+    def __len__(self) -> int:
+        """How many shares there are."""
+        ...
+
+    def samples(self, first: int, last: int) -> tuple[Ints, Ints]:
+        """The sample indices of shares ``[first, last)``, and where each share begins."""
+        ...
+
+    def counter(self, index: int) -> int:
+        """The epoch's counter once ``index`` shares are delivered."""
+        ...
+
+    @property
+    def largest(self) -> int:
+        """The number of samples in the largest share."""
+        ...
+
+
+def share_bounds(n: int, rank: int, size: int) -> tuple[int, int]:
+    """Cut n positions into contiguous shares that differ by at most one; return this rank's."""
+    return rank * n // size, (rank + 1) * n // size
+
+
+def check_batch(global_batch: int, size: int, *, uneven: bool) -> None:
+    """Raise unless a step can be shared among ``size`` ranks.
+
+    Raises:
+        ArgumentError: Naming the world sizes that work.
+    """
+    if global_batch < 1:
+        raise ArgumentError(f"the batch size must be at least 1, got {global_batch}")
+    if global_batch % size and not uneven:
+        works = [str(d) for d in range(1, global_batch + 1) if global_batch % d == 0]
+        shown = ", ".join(works if len(works) <= 24 else [*works[:23], "..."])
+        raise ArgumentError(
+            f"global_batch_size {global_batch} cannot be shared equally by world_size {size}; "
+            f"world sizes that work: {shown}; or pass uneven=True for shares that differ by one"
+        )
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps of an epoch from a counter on.
+
+    Step j is samples [start + j·G, start + (j + 1)·G), in the canonical order (g mod S, g), of
+    which this rank takes a contiguous slice. Nothing else enters: not the world size, which only
+    says where the slices lie, nor workers, prefetch or machine.
+
+    Args:
+        n: Samples in the epoch, N.
+        start: Counter at which stepping begins.
+        global_batch: Samples in a step over all ranks, G.
+        num_splits: Lanes of the order, S.
+        topology: This rank and how many share a step.
+        remainder: What happens to the last, short step.
+        worker: This worker and how many take turns at the steps.
+    """
+
+    n: int
+    start: int
+    global_batch: int
+    num_splits: int
+    topology: Topology = Topology()
+    remainder: Remainder = "drop"
+    worker: Worker = Worker()
+
+    @cached_property
+    def total(self) -> int:
+        """Steps left in the epoch, over all workers."""
+        rest = max(0, self.n - self.start)
+        if self.remainder == "drop":
+            return rest // self.global_batch
+        return -(-rest // self.global_batch)
+
+    def __len__(self) -> int:
+        return len(range(self.worker.id, self.total, self.worker.count))
+
+    @property
+    def largest(self) -> int:
+        """The number of samples in the largest share of this rank."""
+        lo, hi = share_bounds(self.global_batch, self.topology.rank, self.topology.size)
+        return max(1, hi - lo)
+
+    def step(self, index: int) -> int:
+        """The step of this worker's index-th share."""
+        return self.worker.id + index * self.worker.count
+
+    def counter(self, index: int) -> int:
+        """The counter after ``index`` shares; workers count whole rounds of all of them."""
+        counter = self.start + index * self.worker.count * self.global_batch
+        return min(counter, self.n) if self.remainder == "keep" else counter
+
+    def samples(self, first: int, last: int) -> tuple[Ints, Ints]:
+        """The sample indices of this worker's shares ``[first, last)`` and where each begins.
+
+        With ``remainder="pad"`` an index from N on stands for sample ``index mod N``.
+        """
+        parts = [self.share(self.step(index)) for index in range(first, last)]
+        bounds = np.zeros(len(parts) + 1, np.int64)
+        np.cumsum([len(part) for part in parts], out=bounds[1:])
+        return (np.concatenate(parts) if parts else np.empty(0, np.int64)), bounds
+
+    def share(self, step: int) -> Ints:
+        """This rank's samples of one step, in canonical order."""
+        begin = self.start + step * self.global_batch
+        size = self.global_batch
+        if self.remainder == "keep":
+            size = min(size, self.n - begin)
+        return begin + self._pattern(begin % self.num_splits, size)
+
+    def _pattern(self, phase: int, size: int) -> Ints:
+        found = self._patterns.get((phase, size))
+        if found is None:
+            relative = np.arange(size)
+            lanes = (relative + phase) % self.num_splits
+            lo, hi = share_bounds(size, self.topology.rank, self.topology.size)
+            found = np.argsort(lanes, kind="stable")[lo:hi]
+            if len(self._patterns) >= 64:
+                self._patterns.clear()
+            self._patterns[phase, size] = found
+        return found
+
+    @cached_property
+    def _patterns(self) -> dict[tuple[int, int], Ints]:
+        return {}
+
+    def check(self) -> None:
+        """Raise if a whole epoch has no step.
+
+        Raises:
+            EmptyError: Naming the rows and the batch.
+        """
+        if self.remainder == "drop" and self.n < self.global_batch:
+            raise EmptyError(
+                f"{self.n} rows are fewer than one step of {self.global_batch} takes, so an epoch "
+                "would have no steps; lower the batch size or pass remainder='keep' or 'pad'"
+            )
+
+
+@dataclass(frozen=True)
+class Cycles:
+    """Row mode: whole cycles over the splits of one rank or worker.
+
+    A cycle takes one sample of every split. Each rank owns a contiguous block of splits, each
+    worker a contiguous part of it. Rows beyond the last whole cycle are left out.
+
+    Args:
+        n: Samples in the epoch, N.
+        start: Counter at which reading begins; a part of a cycle is read again.
+        num_splits: Splits, S: a multiple of ranks times workers.
+        topology: This rank and how many there are.
+        worker: This worker and how many the rank has.
+        rows: About how many rows a share should have.
+    """
+
+    n: int
+    start: int
+    num_splits: int
+    topology: Topology = Topology()
+    worker: Worker = Worker()
+    rows: int = 64
+
+    def __post_init__(self) -> None:
+        shares = self.topology.size * self.worker.count
+        if self.num_splits % shares:
+            what = f"world_size ({self.topology.size})"
+            if self.worker.count > 1:
+                what += f" times num_workers ({self.worker.count})"
+            raise ArgumentError(f"num_splits ({self.num_splits}) must be divisible by {what}")
+        if self.num_splits > self.n:
+            raise EmptyError(
+                f"{self.n} rows are too few for num_splits {self.num_splits}: there must be at "
+                "least 1 row per split; pass a smaller num_splits"
+            )
+
+    @property
+    def owned(self) -> int:
+        """Splits of this worker: the rows of one cycle."""
+        return self.num_splits // (self.topology.size * self.worker.count)
+
+    @property
+    def _first_cycle(self) -> int:
+        return self.start // self.num_splits
+
+    @property
+    def cycles(self) -> int:
+        """Cycles left in the epoch."""
+        return max(0, self.n // self.num_splits - self._first_cycle)
+
+    @property
+    def _per_share(self) -> int:
+        return max(1, self.rows // self.owned)
+
+    @property
+    def largest(self) -> int:
+        """The number of rows in the largest share."""
+        return self._per_share * self.owned
+
+    def __len__(self) -> int:
+        return -(-self.cycles // self._per_share)
+
+    def counter(self, index: int) -> int:
+        """The counter after ``index`` shares."""
+        done = min(index * self._per_share, self.cycles)
+        return (self._first_cycle + done) * self.num_splits
+
+    def samples(self, first: int, last: int) -> tuple[Ints, Ints]:
+        """The sample indices of shares ``[first, last)``, cycle by cycle, and where each begins."""
+        first_split = (self.topology.rank * self.worker.count + self.worker.id) * self.owned
+        a = min(first * self._per_share, self.cycles)
+        b = min(last * self._per_share, self.cycles)
+        cycles = self._first_cycle + np.arange(a, b)
+        lanes = first_split + np.arange(self.owned)
+        bounds = np.arange(first, last + 1) * self._per_share
+        bounds = (np.minimum(bounds, self.cycles) - a) * self.owned
+        return (cycles[:, None] * self.num_splits + lanes).ravel(), bounds

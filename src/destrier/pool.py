@@ -1,0 +1,177 @@
+"""Rows held in memory, from which shares are gathered.
+
+Two kinds with the same calls: one of numpy columns, from which a share is one `numpy.take` a
+column, and one of Arrow rows for those who want Arrow or dicts.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from destrier.columns import Column, Columns, from_arrow, take
+from destrier.order import Ints
+from destrier.read import Rows
+
+__all__ = ["ArrowPool", "ColumnPool", "Gathered", "HeldArrow", "HeldColumns", "Pool"]
+
+Gathered: TypeAlias = "Columns | pa.RecordBatch"
+
+
+class Pool(Protocol):
+    """Rows at numbered places."""
+
+    def reserve(self, capacity: int) -> None:
+        """Make room for places below ``capacity``."""
+        ...
+
+    def put(self, targets: Ints, rows: Rows) -> None:
+        """Put the i-th requested row at place ``targets[i]``."""
+        ...
+
+    def free(self, start: int, stop: int) -> None:
+        """Forget the rows at places ``[start, stop)``."""
+        ...
+
+    def take(self, places: Ints) -> Gathered:
+        """Gather the rows at the places."""
+        ...
+
+
+class HeldColumns:
+    """The rows of one block as numpy columns."""
+
+    def __init__(self, rows: Rows) -> None:
+        names = rows.batch.schema.names
+        self._columns = {name: from_arrow(rows.batch.column(i)) for i, name in enumerate(names)}
+        self._index = rows.index
+
+    def take(self, places: Ints) -> Columns:
+        """Gather the requested rows at the places."""
+        index = self._index[places]
+        return {name: take(column, index) for name, column in self._columns.items()}
+
+
+class HeldArrow:
+    """The rows of one block as Arrow."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+
+    def take(self, places: Ints) -> pa.RecordBatch:
+        """Gather the requested rows at the places."""
+        return self._rows.batch.take(pa.array(self._rows.index[places]))
+
+
+class ColumnPool:
+    """Rows as numpy columns."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.capacity = 0
+        empty = {field.name: from_arrow(pa.array([], field.type)) for field in schema}
+        self._values = {name: column.values for name, column in empty.items()}
+        self._valid: dict[str, NDArray[np.bool_]] = {}
+
+    def reserve(self, capacity: int) -> None:
+        """Grow every column by copying; windows open evenly, so this is rare."""
+        if capacity <= self.capacity:
+            return
+        self._values = {name: _grown(a, capacity) for name, a in self._values.items()}
+        self._valid = {name: _grown(a, capacity) for name, a in self._valid.items()}
+        self.capacity = capacity
+
+    def put(self, targets: Ints, rows: Rows) -> None:
+        """Scatter the rows to their places, column by column."""
+        index = rows.index
+        if rows.errors:
+            targets, index = targets[index >= 0], index[index >= 0]
+        for i, name in enumerate(rows.batch.schema.names):
+            column = from_arrow(rows.batch.column(i))
+            self._values[name][targets] = np.take(column.values, index, axis=0)
+            valid = self._valid.get(name)
+            if column.valid is not None and valid is None:
+                valid = self._valid[name] = np.ones(self.capacity, np.bool_)
+            if valid is not None:
+                valid[targets] = True if column.valid is None else column.valid[index]
+
+    def free(self, start: int, stop: int) -> None:
+        """Let go of Python objects; numbers are overwritten by the next window."""
+        for pool in self._values.values():
+            if pool.dtype == np.object_:
+                pool[start:stop] = None
+
+    def take(self, places: Ints) -> Columns:
+        """One `numpy.take` a column."""
+        return {
+            name: take(Column(values, self._valid.get(name)), places)
+            for name, values in self._values.items()
+        }
+
+
+def _grown(array: NDArray[Any], capacity: int) -> NDArray[Any]:
+    grown = np.empty((capacity, *array.shape[1:]), array.dtype)
+    grown[: len(array)] = array
+    return grown
+
+
+class ArrowPool:
+    """Rows as the record batches in which they were read, until none of their rows is needed."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._groups: dict[int, pa.RecordBatch] = {}
+        self._left: dict[int, int] = {}
+        self._group = np.empty(0, np.int64)
+        self._row = np.empty(0, np.int64)
+        self._next = 0
+
+    def reserve(self, capacity: int) -> None:
+        """Make room in the tables of places."""
+        known = len(self._group)
+        if capacity > known:
+            self._group = np.concatenate([self._group, np.full(capacity - known, -1)])
+            self._row = np.concatenate([self._row, np.full(capacity - known, -1)])
+
+    def put(self, targets: Ints, rows: Rows) -> None:
+        """Keep the batch and note where its rows lie."""
+        if not len(targets):
+            return
+        self._group[targets] = self._next
+        self._row[targets] = rows.index
+        self._groups[self._next] = rows.batch
+        self._left[self._next] = len(targets)
+        self._next += 1
+
+    def free(self, start: int, stop: int) -> None:
+        """Forget the places; a batch goes with the last of its rows."""
+        groups, counts = np.unique(self._group[start:stop], return_counts=True)
+        for group, count in zip(groups.tolist(), counts.tolist(), strict=True):
+            if group < 0:
+                continue
+            self._left[group] -= count
+            if not self._left[group]:
+                del self._groups[group], self._left[group]
+        self._group[start:stop] = -1
+
+    def take(self, places: Ints) -> pa.RecordBatch:
+        """Gather from each batch what is wanted of it, then bring it into order."""
+        if not len(places):
+            return pa.RecordBatch.from_arrays(
+                [pa.array([], field.type) for field in self._schema], schema=self._schema
+            )
+        groups = self._group[places]
+        rows = self._row[places]
+        by_group = np.argsort(groups, kind="stable")
+        sorted_groups = groups[by_group]
+        cuts = np.flatnonzero(np.diff(sorted_groups)) + 1
+        parts = [
+            self._groups[int(groups[part[0]])].take(pa.array(rows[part]))
+            for part in np.split(by_group, cuts)
+        ]
+        joined = pa.concat_batches(parts)
+        back = np.empty(len(places), np.int64)
+        back[by_group] = np.arange(len(places))
+        return joined.take(pa.array(back))

@@ -1,0 +1,214 @@
+"""Runs a stream's pipeline over successive epochs and keeps it between them."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+from destrier.batch import RawBatch
+from destrier.columns import dense_type
+from destrier.errors import ColumnError, DestrierWarning, StateError
+from destrier.pipeline import Delivery, Epoch, Pipeline
+from destrier.plan import Shares
+from destrier.read import Reader
+from destrier.schedule import Schedule
+from destrier.stream import Stream
+from destrier.topology import Topology
+
+__all__ = ["DEFAULT_PREFETCH_BYTES", "Runner", "agree", "chosen_columns", "read_row_bytes"]
+
+DEFAULT_PREFETCH_BYTES = 768 << 20
+_EPOCHS = 1 << 32
+_OBJECT_BYTES = 80  # of a Python object beside its content
+
+
+def chosen_columns(stream: Stream, columns: list[str] | None) -> list[str]:
+    """Return the columns to read, checked before Lance sees them.
+
+    Raises:
+        ColumnError: If one is not in the table, or none is left.
+    """
+    names = list(stream.table.schema.names) if columns is None else list(columns)
+    stream.table.check_columns(names)
+    if not names:
+        raise ColumnError(f"columns is empty; {stream.table.name} has: "
+                          f"{', '.join(stream.table.schema.names)}")
+    return names
+
+
+def read_row_bytes(stream: Stream, reader: Reader) -> float:
+    """Bytes of a row of the columns that are read, about, once it is in memory."""
+    fixed = 0.0
+    variable = 0
+    for field in reader.schema:
+        dense = dense_type(field.type)
+        if dense is None:
+            variable += 1
+            continue
+        size = dense[0].itemsize
+        for side in dense[1]:
+            size *= side
+        fixed += size
+    others = sum(_dense_bytes(f.type) for f in stream.table.schema if f.name not in reader.columns)
+    if not variable:
+        return max(fixed, 1.0)
+    rest = max(0.0, stream.table.row_bytes - fixed - others)
+    return fixed + rest + _OBJECT_BYTES * variable
+
+
+def _dense_bytes(kind: Any) -> int:
+    dense = dense_type(kind)
+    if dense is None:
+        return 0
+    size = dense[0].itemsize
+    for side in dense[1]:
+        size *= side
+    return int(size)
+
+
+def agree(stream: Stream, topology: Topology) -> None:
+    """Let the ranks of torch.distributed compare their plans before the first batch.
+
+    Raises:
+        StateError: If two ranks have different plans.
+    """
+    if not (topology.distributed and dist.is_available() and dist.is_initialized()):
+        return
+    mine = (stream.identity.plan_hash, stream.identity.table_identity)
+    plans: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(plans, mine)
+    for rank, plan in enumerate(plans):
+        if plan != plans[0]:
+            raise StateError(
+                f"the ranks disagree on the plan: rank 0 has {plans[0]}, rank {rank} has {plan}; "
+                "they must open the same table, version, filter and seed"
+            )
+
+
+@dataclass(frozen=True)
+class Work:
+    """How shares are made and what becomes of them.
+
+    Attributes:
+        stream: The resolved stream.
+        reader: Reads the blocks.
+        finish: From a share to what the consumer gets.
+        shares: From a start counter to the shares of an epoch.
+        columnar: Whether shares are numpy columns, else Arrow.
+        threads: Threads that finish; 0 is the driving one.
+        prefetch_bytes: What open rows and finished batches may take.
+        open_rows: Rows that open windows hold in this process.
+        padded: Whether samples from N on are repeats.
+        most_ready: How many finished shares may wait, beside the limit in bytes.
+    """
+
+    stream: Stream
+    reader: Reader
+    finish: Callable[[RawBatch], Any]
+    shares: Callable[[int], Shares]
+    columnar: bool
+    threads: int
+    prefetch_bytes: int
+    open_rows: int
+    padded: bool = False
+    most_ready: int | None = None
+
+
+class Runner:
+    """Keeps one pipeline running, epoch after epoch, and restarts it where the position jumps.
+
+    Args:
+        work: What to run.
+        owner: The object whose end ends the pipeline too.
+    """
+
+    def __init__(self, work: Work, owner: object) -> None:
+        self.work = work
+        self._owner = weakref.ref(owner)
+        self._pipeline: Pipeline | None = None
+        self._next: tuple[int, int] | None = None
+        self._finalizer: weakref.finalize[..., Any] | None = None
+        row_bytes = read_row_bytes(work.stream, work.reader)
+        self.row_bytes = row_bytes
+        held = int(work.open_rows * row_bytes)
+        self.windows = held <= work.prefetch_bytes * 3 // 4
+        if not self.windows:
+            warnings.warn(
+                f"the open windows of the shuffle take about {held >> 20} MiB in this process, "
+                f"more than fit prefetch_bytes={work.prefetch_bytes} "
+                f"({work.prefetch_bytes >> 20} MiB); rows are read one by one instead of in "
+                "clumps, which is slower. Raise prefetch_bytes, or give a smaller "
+                "shuffle_clump_size for a new run",
+                DestrierWarning,
+                stacklevel=4,
+            )
+            held = 0
+        self._ready_bytes = max(work.prefetch_bytes - held, work.prefetch_bytes // 8)
+
+    def start(self, epoch: int, counter: int) -> Shares:
+        """Go to a position; costs nothing where the pipeline already stands there."""
+        if self._next != (epoch, counter) or self._pipeline is None:
+            self.stop()
+            self._pipeline = Pipeline(
+                self._epochs(epoch, counter),
+                self.work.reader,
+                self.work.finish,
+                columnar=self.work.columnar,
+                threads=self.work.threads,
+                ready_bytes=self._ready_bytes,
+                most_ready=self.work.most_ready,
+            )
+            owner = self._owner()
+            if owner is not None:
+                self._finalizer = weakref.finalize(owner, self._pipeline.stop)
+        self._next = None
+        return self.work.shares(counter)
+
+    def get(self) -> Delivery:
+        """The next delivery."""
+        pipeline = self._pipeline
+        if pipeline is None:
+            raise RuntimeError("the runner is stopped")
+        delivery = pipeline.get()
+        if delivery.index < 0:
+            self._next = (delivery.epoch + 1, 0)
+        return delivery
+
+    @property
+    def pipeline(self) -> Pipeline | None:
+        """The running pipeline, if any."""
+        return self._pipeline
+
+    def stop(self, *, wait: bool = False) -> None:
+        """Stop the pipeline."""
+        if self._finalizer is not None:
+            self._finalizer.detach()
+            self._finalizer = None
+        if self._pipeline is not None:
+            self._pipeline.stop(wait=wait)
+        self._pipeline = None
+        self._next = None
+
+    def _epochs(self, epoch: int, counter: int) -> Iterator[Epoch]:
+        # A generator of the work alone: the driving thread must not keep the owner alive.
+        return _epochs(self.work, epoch, counter, self.row_bytes, self.windows)
+
+
+def _epochs(
+    work: Work, epoch: int, counter: int, row_bytes: float, windows: bool
+) -> Iterator[Epoch]:
+    for number in range(epoch, _EPOCHS):
+        schedule = Schedule(
+            work.stream.order(number),
+            work.stream.rows,
+            work.shares(counter),
+            row_bytes=row_bytes,
+            windows=windows,
+        )
+        yield Epoch(number, schedule, work.stream.count if work.padded else None)
+        counter = 0

@@ -1,0 +1,166 @@
+"""When: which rows are read for the next shares, and where in memory each sample then lies.
+
+A shuffle in windows draws a share from many windows at once and comes back to each of them for a
+long time. So a window is read as a whole, when it is first needed, into a slot of a pool, and
+stays until the order has passed it. A window lies in its slot in the order of its places, so that
+the place of a sample in the pool is a product and a sum.
+
+Without windows, or where their rows do not fit the memory, the rows of the next shares are read
+and dropped after them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from destrier.order import Ints, Order
+from destrier.plan import Shares
+from destrier.selection import RowList
+
+__all__ = ["Block", "Schedule", "open_rows"]
+
+_BLOCK_ROWS = 1 << 16
+_BLOCK_BYTES = 8 << 20
+_DIRECT_SHARES = 4
+
+
+@dataclass
+class Block:
+    """Some shares that are planned and read together.
+
+    Attributes:
+        offsets: Row offsets to read.
+        targets: Where in the pool each goes, or None: the block is held by itself.
+        freed: Pool rows ``[start, stop)`` that no later sample needs.
+        capacity: Pool rows there must be.
+        first: Index of the first share.
+        samples: The sample indices of all shares, one after another.
+        bounds: Where each share begins in ``samples``; one more than there are shares.
+        places: For each sample where it lies: in the pool, or in ``offsets``.
+    """
+
+    offsets: Ints
+    targets: Ints | None
+    freed: list[tuple[int, int]]
+    capacity: int
+    first: int
+    samples: Ints
+    bounds: Ints
+    places: Ints
+
+
+class Schedule:
+    """The blocks of one epoch, in order.
+
+    Args:
+        order: The epoch's order of positions.
+        rows: From position to row offset.
+        shares: Which samples are delivered, in shares.
+        row_bytes: Bytes of a row in memory, about.
+        windows: Whether windows are held in a pool.
+    """
+
+    def __init__(
+        self, order: Order, rows: RowList, shares: Shares, *, row_bytes: float, windows: bool
+    ) -> None:
+        self.order = order
+        self.rows = rows
+        self.shares = shares
+        self.pooled = windows and order.windowed
+        self._most_rows = max(1, min(_BLOCK_ROWS, int(_BLOCK_BYTES / row_bytes)))
+        self.shares_per_block = max(1, self._most_rows // max(1, shares.largest))
+
+    def __iter__(self) -> Iterator[Block]:
+        if not self.pooled:
+            for first in range(0, len(self.shares), self.shares_per_block):
+                yield self._direct(first, first + self.shares_per_block)
+            return
+        # The first shares are read by themselves, so that none waits until its windows are full.
+        start = min(_DIRECT_SHARES, len(self.shares))
+        yield self._direct(0, start)
+        windows = _Windows(self.order, self.rows)
+        for first in range(start, len(self.shares), self.shares_per_block):
+            last = min(first + self.shares_per_block, len(self.shares))
+            yield from windows.blocks(first, *self.shares.samples(first, last), self._most_rows)
+
+    def _direct(self, first: int, last: int) -> Block:
+        samples, bounds = self.shares.samples(first, min(last, len(self.shares)))
+        offsets = self.rows.offsets(self.order.rows(samples % self.order.n))
+        return Block(offsets, None, [], 0, first, samples, bounds, np.arange(len(samples)))
+
+
+class _Windows:
+    """Which windows are open, and in which slot of the pool each lies."""
+
+    def __init__(self, order: Order, rows: RowList) -> None:
+        self.order = order
+        self.rows = rows
+        self._slots: dict[int, int] = {}
+        self._last_cycles: dict[int, int] = {}
+        self._free: list[int] = []
+
+    def blocks(self, first: int, samples: Ints, bounds: Ints, most_rows: int) -> Iterator[Block]:
+        """The block of some shares, after blocks that only load what is too much for one."""
+        order, size = self.order, _slot_rows(self.order)
+        g = samples % order.n
+        cycle = g // order.num_splits
+        freed = self._close_passed(int(cycle.min(initial=order.n)))
+        lo, hi, place = order.locate(g)
+        starts, index, inverse = np.unique(lo, return_index=True, return_inverse=True)
+        ends = hi[index]
+        new = []
+        for i, start in enumerate(starts.tolist()):
+            if start not in self._slots:
+                new.append(i)
+                slot = self._free.pop() if self._free else len(self._slots)
+                self._slots[start] = slot
+                k = index[i]
+                self._last_cycles[start] = int(cycle[k] + hi[k] - 1 - lo[k] - place[k])
+        slots = np.array([self._slots[start] for start in starts.tolist()], np.int64)
+        capacity = (len(self._slots) + len(self._free)) * size
+        none = np.empty(0, np.int64)
+        piece = max(1, most_rows // size)
+        while len(new) > piece:
+            part, new = new[:piece], new[piece:]
+            offsets, targets = self._content(starts[part], ends[part], slots[part])
+            zero = np.zeros(1, np.int64)
+            yield Block(offsets, targets, freed, capacity, first, none, zero, none)
+            freed = []
+        offsets, targets = self._content(starts[new], ends[new], slots[new]) if new else (none, none)
+        places = slots[inverse] * size + place
+        yield Block(offsets, targets, freed, capacity, first, samples, bounds, places)
+
+    def _content(self, lo: Ints, hi: Ints, slots: Ints) -> tuple[Ints, Ints]:
+        content, begins = self.order.window_content(lo, hi)
+        lengths = np.diff(begins)
+        targets = np.arange(len(content)) - np.repeat(
+            begins[:-1] - slots * _slot_rows(self.order), lengths
+        )
+        return self.rows.offsets(content), targets
+
+    def _close_passed(self, cycle: int) -> list[tuple[int, int]]:
+        """Free the windows that the order has passed; one that comes again is read again."""
+        size = _slot_rows(self.order)
+        passed = [start for start, last in self._last_cycles.items() if last < cycle]
+        slots = [self._slots.pop(start) for start in passed]
+        for start in passed:
+            del self._last_cycles[start]
+        self._free.extend(slots)
+        return [(slot * size, (slot + 1) * size) for slot in slots]
+
+
+def open_rows(order: Order, shares_of: int = 1) -> int:
+    """Rows that the windows of one rank hold at once, where ``shares_of`` ranks share them."""
+    if not order.windowed:
+        return 0
+    return -(-order.num_splits // shares_of) * _slot_rows(order)
+
+
+def _slot_rows(order: Order) -> int:
+    """Rows of the largest window: a split may be shorter than the order's windows are."""
+    return min(order.window_rows, -(-order.n // order.num_splits))
+
+

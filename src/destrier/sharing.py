@@ -1,0 +1,83 @@
+"""What the copies of a dataset in a DataLoader's workers share with their parent.
+
+The copies must agree on the epoch, also when workers persist or are started anew for each epoch,
+and the parent shows their counters. All of it is one small tensor in shared memory; a plain
+pickle holds a copy of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.data import get_worker_info
+
+from destrier.order import mix
+
+__all__ = ["COUNTERS", "Shared"]
+
+COUNTERS = (
+    "bytes_loaded",
+    "fetch_time",
+    "transform_time",
+    "raw_queue_depth",
+    "prefetch_queue_depth",
+    "unscanned_rows",
+    "consumed_rows",
+    "rows_skipped",
+)
+_WORKERS = 64  # workers beyond share a row of counters
+_EPOCH_BITS = 32
+
+
+class Shared:
+    """The shared tensor.
+
+    Cell (0, 0) holds ``tag·2³² + epoch`` in one word, so that it is read and written as a whole.
+    Tag 0 means that the epoch is still to begin; else it names the DataLoader iterator under which
+    it began. All workers of one iterator compute the same tag, so whichever comes first moves the
+    word on and the others find it moved, or move it to the same value.
+    """
+
+    def __init__(self) -> None:
+        self._cells = torch.zeros((1 + _WORKERS, len(COUNTERS)), dtype=torch.int64)
+        self._cells.share_memory_()
+        self._iterations = 0
+
+    def place(self, epoch: int, counter: int) -> None:
+        """Let the next iterator begin here."""
+        self._cells[0, 1] = counter
+        self._cells[0, 0] = epoch
+        self._cells[0, 2] = 0
+
+    def begin(self) -> tuple[int, int]:
+        """In a worker: the epoch and counter at which this iterator begins."""
+        info = get_worker_info()
+        assert info is not None
+        base = info.seed - info.id
+        tag = mix((base << 16) + self._iterations & (1 << 64) - 1) >> 33 | 1
+        self._iterations += 1
+        self._cells[0, 2] = 1
+        word = int(self._cells[0, 0])
+        before, epoch = word >> _EPOCH_BITS, word & ((1 << _EPOCH_BITS) - 1)
+        if before not in (0, tag):
+            epoch += 1
+            self._cells[0, 1] = 0
+        self._cells[0, 0] = (tag << _EPOCH_BITS) + epoch
+        return epoch, int(self._cells[0, 1])
+
+    @property
+    def reading(self) -> bool:
+        """Whether workers have read since the position was last placed."""
+        return bool(self._cells[0, 2])
+
+    def report(self, worker: int, values: list[int]) -> None:
+        """In a worker: publish its counters."""
+        self._cells[1 + worker % _WORKERS] = torch.tensor(values)
+
+    def total(self, counter: int) -> int:
+        """The sum of a counter over the workers."""
+        return int(self._cells[1:, counter].sum())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_cells": self._cells, "_iterations": 0}

@@ -1,0 +1,68 @@
+"""How many splits, how large clumps and windows, where nobody said.
+
+Only the pinned table, the global batch and a constant budget enter: never columns, storage speed,
+memory, machine, workers or the world size, because the order may not depend on them.
+"""
+
+from __future__ import annotations
+
+__all__ = ["OPEN_BYTES", "default_clump", "default_num_splits"]
+
+OPEN_BYTES = 512 << 20  # what the open rows of all ranks together may take
+_SPLITS = 256
+_MAX_CLUMP = 4096  # a resume hashes one window for each split: 0.2 s at 16,384 rows
+_MAX_WINDOW = 8
+_MIN_WINDOW = 4
+_CLUMPS_PER_WINDOW_CLUMP = 64
+_READ_BYTES_LOCAL = 128 << 10
+_READ_BYTES_REMOTE = 256 << 10
+
+
+def default_num_splits(n: int, *, global_batch: int | None = None, multiple: int = 1) -> int:
+    """Return the number of splits for n rows.
+
+    Args:
+        n: Rows in the selection.
+        global_batch: Samples in a step, where it is known.
+        multiple: What the number must be a multiple of (row mode: world size times workers).
+    """
+    if global_batch is not None:
+        return max(1, min(global_batch * -(-_SPLITS // global_batch), n))
+    splits = -(-_SPLITS // multiple) * multiple
+    return splits if splits <= n else n // multiple * multiple
+
+
+def default_clump(
+    n: int,
+    *,
+    num_splits: int,
+    row_bytes: float,
+    remote: bool,
+    clump_size: int | None = None,
+    window: int | None = None,
+) -> tuple[int, int]:
+    """Return clump size and window; a given one is kept.
+
+    Args:
+        n: Rows in the selection.
+        num_splits: Number of splits, S.
+        row_bytes: Average bytes of a row of the table over the density of the selection.
+        remote: Whether the table lies in an object store, where a read must be larger.
+        clump_size: Rows in a clump, c, if given.
+        window: Clumps in a window, w, if given.
+    """
+    chosen = clump_size
+    if chosen is None:
+        least = _READ_BYTES_REMOTE if remote else _READ_BYTES_LOCAL
+        chosen = 1
+        while chosen < _MAX_CLUMP and 2 * chosen * row_bytes <= least:
+            chosen *= 2
+        while chosen > 1 and num_splits * _MIN_WINDOW * chosen * row_bytes > OPEN_BYTES:
+            chosen //= 2
+    if window is None:
+        fits = int(OPEN_BYTES // (num_splits * chosen * row_bytes))
+        window = max(_MIN_WINDOW, min(_MAX_WINDOW, fits))
+    if clump_size is None:
+        while chosen > 1 and n < _CLUMPS_PER_WINDOW_CLUMP * window * chosen:
+            chosen //= 2
+    return (chosen, window) if chosen > 1 else (1, 1)

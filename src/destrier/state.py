@@ -1,0 +1,206 @@
+"""The position of a stream, and its state: identity and one counter, as flat JSON scalars."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from destrier.errors import StateError
+from destrier.order import ORDER_VERSION
+
+__all__ = ["STATE_VERSION", "Identity", "Position", "State", "check_state", "merge_states"]
+
+STATE_VERSION = 1
+State: TypeAlias = "dict[str, int | str | bool | None]"
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "version": (int,),
+    "order_version": (str,),
+    "counter": (int,),
+    "epoch": (int,),
+    "shuffle_seed": (int,),
+    "num_splits": (int,),
+    "clump_size": (int,),
+    "window": (int,),
+    "shuffle": (bool,),
+    "filter": (str, type(None)),
+    "table_identity": (str,),
+    "table_version": (int,),
+    "plan_hash": (str,),
+    "samples_consumed_per_split": (int,),
+    "positions_consumed_per_split": (int,),
+}
+
+_FOREIGN = {
+    "lancedb.streaming": ("samples_consumed_per_split", "shuffle_seed"),
+    "LitData": ("num_samples_yielded", "current_epoch"),
+    "MosaicML Streaming": ("sample_in_epoch", "num_canonical_nodes"),
+    "torchdata's StatefulDataLoader": ("_snapshot",),
+}
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What decides which samples come in which order, apart from the epoch.
+
+    Attributes:
+        rows: Digest of the row list.
+        count: Its length.
+    """
+
+    shuffle_seed: int
+    num_splits: int
+    clump_size: int
+    window: int
+    shuffle: bool
+    filter: str | None
+    table_identity: str
+    table_version: int
+    rows: str
+    count: int
+
+    @property
+    def plan_hash(self) -> str:
+        """A digest of the order's parameters and of the selection's content, not its text."""
+        parts = (
+            ORDER_VERSION,
+            self.shuffle_seed,
+            self.num_splits,
+            self.clump_size,
+            self.window,
+            self.shuffle,
+            self.rows,
+            self.count,
+        )
+        return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
+
+    def state(self, epoch: int, counter: int) -> State:
+        """The state at a position."""
+        per_split = counter // self.num_splits
+        return {
+            "version": STATE_VERSION,
+            "order_version": ORDER_VERSION,
+            "counter": counter,
+            "epoch": epoch,
+            "shuffle_seed": self.shuffle_seed,
+            "num_splits": self.num_splits,
+            "clump_size": self.clump_size,
+            "window": self.window,
+            "shuffle": self.shuffle,
+            "filter": self.filter,
+            "table_identity": self.table_identity,
+            "table_version": self.table_version,
+            "plan_hash": self.plan_hash,
+            "samples_consumed_per_split": per_split,
+            "positions_consumed_per_split": per_split,
+        }
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a stream is. Immutable, so that any thread reads a whole one.
+
+    Attributes:
+        epoch: The current epoch.
+        counter: Samples consumed in it, over all ranks.
+        begun: Whether an iterator took it up; the next one then starts the epoch after.
+        then: The epoch that `set_epoch` asked for, until the next iterator.
+    """
+
+    epoch: int = 0
+    counter: int = 0
+    begun: bool = False
+    then: int | None = None
+
+    def begin(self) -> Position:
+        """The position at which the next iterator starts."""
+        if self.then is not None:
+            return Position(self.then, 0, begun=True)
+        if self.begun:
+            return Position(self.epoch + 1, 0, begun=True)
+        return replace(self, begun=True)
+
+    def ended(self) -> Position:
+        """The position after an epoch is over: the start of the next one."""
+        return Position(self.epoch + 1, 0, then=self.then)
+
+    def with_epoch(self, epoch: int) -> Position:
+        """The position after `set_epoch`."""
+        if self.begun:
+            return replace(self, then=epoch)
+        return self if epoch == self.epoch else Position(epoch, 0)
+
+
+def check_state(state: Any) -> State:
+    """Return the state if it is one of this library's, complete and of the right types.
+
+    Raises:
+        StateError: Naming what is wrong.
+    """
+    if not isinstance(state, Mapping):
+        raise StateError(f"a state is a dict, got {type(state).__name__}")
+    if "order_version" not in state:
+        for library, keys in _FOREIGN.items():
+            if all(key in state for key in keys):
+                raise StateError(
+                    f"this is a state of {library}, whose order cannot be reproduced; start the "
+                    f"next epoch instead: make the stream with epoch={_next_epoch(state)}"
+                )
+    version = state.get("version")
+    if isinstance(version, int) and version > STATE_VERSION:
+        raise StateError(
+            f"the state has format version {version}, this library reads up to {STATE_VERSION}; "
+            "it was saved by a newer destrier: upgrade"
+        )
+    missing = [key for key in _KINDS if key not in state]
+    if missing:
+        raise StateError(f"the state lacks {', '.join(missing)}; it is cut or not of destrier")
+    for key, kinds in _KINDS.items():
+        value = state[key]
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            wanted = " or ".join(kind.__name__ for kind in kinds)
+            raise StateError(f"{key} of the state must be {wanted}, got {value!r}")
+    if state["counter"] < 0 or state["epoch"] < 0:
+        raise StateError(
+            f"counter {state['counter']} and epoch {state['epoch']} of the state must not be "
+            "negative"
+        )
+    if state["order_version"] != ORDER_VERSION:
+        raise StateError(
+            f"order_version mismatch: the state has {state['order_version']!r}, this library has "
+            f"{ORDER_VERSION!r}; start the next epoch: epoch={state['epoch'] + 1}"
+        )
+    return dict(state)
+
+
+def _next_epoch(state: Mapping[str, Any]) -> str:
+    for key in ("epoch", "current_epoch"):
+        if isinstance(state.get(key), int):
+            return str(state[key] + 1)
+    return "<its epoch + 1>"
+
+
+def merge_states(states: list[State]) -> State:
+    """Return the one state that all ranks saved.
+
+    Every rank's state is the whole state here, so merging is a check that all agree.
+
+    Raises:
+        StateError: If there are none, or two differ; names the key and both values.
+    """
+    if not states:
+        raise StateError("merge_state_dicts requires at least one state dict")
+    first = check_state(states[0])
+    for rank, other in enumerate(states[1:], 1):
+        checked = check_state(other)
+        for key, value in first.items():
+            if checked.get(key) != value:
+                raise StateError(
+                    f"{key} mismatch across state dicts: {value!r} in the first, "
+                    f"{checked.get(key)!r} in number {rank}; all ranks save the same state after "
+                    "the same step"
+                )
+    return first

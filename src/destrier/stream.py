@@ -1,0 +1,213 @@
+"""A stream: one pinned table, its selection, and the order over it, resolved once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from destrier.errors import ArgumentError, StateError
+from destrier.order import Order
+from destrier.permutation import Permutation
+from destrier.selection import RowList, select_rows
+from destrier.sizing import default_clump, default_num_splits
+from destrier.state import Identity, State
+from destrier.table import Table
+
+__all__ = ["Settings", "Stream", "resolve_stream"]
+
+PermutationLike: TypeAlias = Any
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user said about the order; None is to be chosen, or taken from a state."""
+
+    filter: str | None = None
+    permutation: PermutationLike = None
+    num_splits: int | None = None
+    shuffle: bool | None = None
+    shuffle_seed: int | None = None
+    shuffle_clump_size: int | None = None
+    shuffle_window: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("num_splits", "shuffle_clump_size", "shuffle_window"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ArgumentError(f"{name} must be an integer of at least 1, got {value!r}")
+        if self.filter is not None and self.permutation is not None:
+            raise ArgumentError(
+                "filter and permutation cannot be combined, because a permutation lists its rows; "
+                "filter when it is built: PermutationBuilder(table).filter(...)"
+            )
+
+    def adopt(self, state: State) -> Settings:
+        """Take from a state what was left at None, and refuse what differs.
+
+        Raises:
+            StateError: Naming the setting and both values.
+        """
+        taken: dict[str, Any] = {"permutation": self.permutation}
+        for name, key in (
+            ("num_splits", "num_splits"),
+            ("shuffle_seed", "shuffle_seed"),
+            ("shuffle_clump_size", "clump_size"),
+            ("shuffle_window", "window"),
+            ("shuffle", "shuffle"),
+            ("filter", "filter"),
+        ):
+            given, stored = getattr(self, name), state[key]
+            if self.permutation is not None and name == "filter":
+                continue
+            if given is not None and given != stored and not self._without_meaning(name, state):
+                raise StateError(
+                    f"{name} mismatch: the state has {stored!r}, this stream was made with "
+                    f"{given!r}; leave {name} out to take the state's, or start the next epoch "
+                    f"instead of loading: epoch={int(state['epoch'] or 0) + 1}"
+                )
+            taken[name] = stored
+        return Settings(**taken)
+
+    @staticmethod
+    def _without_meaning(name: str, state: State) -> bool:
+        """A window has no meaning where rows are permuted one by one or not at all."""
+        if name == "shuffle_window":
+            return state["clump_size"] == 1
+        return name == "shuffle_clump_size" and not state["shuffle"]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Everything that decides which samples come in which order.
+
+    Attributes:
+        table: The pinned table.
+        rows: The row list that the order permutes.
+        identity: The parameters, and the digests of table and rows.
+        listed: Whether sample g is listing entry g (a permutation that is not shuffled).
+    """
+
+    table: Table
+    rows: RowList
+    identity: Identity
+    listed: bool = False
+
+    @property
+    def count(self) -> int:
+        """Samples in an epoch, N."""
+        return self.identity.count
+
+    @property
+    def num_splits(self) -> int:
+        """Lanes, S."""
+        return self.identity.num_splits
+
+    def order(self, epoch: int) -> Order:
+        """The order of an epoch."""
+        identity = self.identity
+        return Order(
+            identity.count,
+            seed=identity.shuffle_seed,
+            epoch=epoch,
+            num_splits=1 if self.listed else identity.num_splits,
+            clump_size=identity.clump_size,
+            window=identity.window,
+            shuffle=identity.shuffle,
+        )
+
+    def check_table(self, state: State, *, version_given: bool) -> None:
+        """Raise unless a state was saved over the same rows.
+
+        Raises:
+            StateError: Naming both tables, or both selections.
+        """
+        if state["table_identity"] != self.identity.table_identity:
+            before = self.table.at(int(state["table_version"] or 0)) if version_given else None
+            if (
+                before is None
+                or before.identity != state["table_identity"]
+                or not self.table.same_rows(before)
+            ):
+                raise StateError(
+                    f"table mismatch: the state was saved on version {state['table_version']} of a "
+                    f"table with identity {state['table_identity']}, this stream reads "
+                    f"{self.table.name} with identity {self.identity.table_identity}; open the "
+                    "table of the run, or start the next epoch on this one: "
+                    f"epoch={int(state['epoch'] or 0) + 1}"
+                )
+        if state["plan_hash"] != self.identity.plan_hash:
+            raise StateError(
+                f"plan_hash mismatch: the state has {state['plan_hash']}, this stream "
+                f"{self.identity.plan_hash}: the filter or permutation selects other rows than it "
+                f"did ({self.count} now); start the next epoch: epoch="
+                f"{int(state['epoch'] or 0) + 1}"
+            )
+
+
+def resolve_stream(
+    table: Table, settings: Settings, *, global_batch: int | None = None, multiple: int = 1
+) -> Stream:
+    """Choose what was left open, from the pinned table and the global batch alone.
+
+    Args:
+        table: The pinned table.
+        settings: What was given.
+        global_batch: Samples in a step, where it is known.
+        multiple: Row mode: what num_splits must be a multiple of.
+    """
+    lanes = None
+    if settings.permutation is not None:
+        listing = Permutation.from_any(settings.permutation, table)
+        rows: RowList = listing.rows
+        lanes = listing.num_splits
+    else:
+        rows = select_rows(table, settings.filter)
+    count = len(rows)
+    shuffle = settings.shuffle
+    if shuffle is None:
+        shuffle = settings.permutation is None
+    listed = settings.permutation is not None and not shuffle
+    num_splits = settings.num_splits
+    if num_splits is None:
+        if shuffle:
+            num_splits = default_num_splits(count, global_batch=global_batch, multiple=multiple)
+        else:
+            num_splits = max(lanes or 1, multiple)
+    clump_size, window = _shuffle_sizes(table, settings, count, num_splits, shuffle=shuffle)
+    identity = Identity(
+        shuffle_seed=settings.shuffle_seed or 0,
+        num_splits=num_splits,
+        clump_size=clump_size,
+        window=window,
+        shuffle=shuffle,
+        filter=settings.filter,
+        table_identity=table.identity,
+        table_version=table.version,
+        rows=rows.digest,
+        count=count,
+    )
+    stream = Stream(table, rows, identity, listed)
+    _ = stream.order(0)  # refuses sizes that no order can have
+    return stream
+
+
+def _shuffle_sizes(
+    table: Table, settings: Settings, count: int, num_splits: int, *, shuffle: bool
+) -> tuple[int, int]:
+    if not shuffle:
+        return 1, 1
+    clump_size = settings.shuffle_clump_size
+    if settings.permutation is not None and clump_size is None:
+        clump_size = 1  # nothing is known of where successive entries of a listing lie
+    density = count / table.num_rows if settings.permutation is None else 1.0
+    return default_clump(
+        count,
+        num_splits=max(1, num_splits),
+        row_bytes=table.row_bytes / density,
+        remote=table.remote,
+        clump_size=clump_size,
+        window=settings.shuffle_window,
+    )
+

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import inspect
+import pickle
+import re
+
+import pytest
+
+from destrier import errors
+
+TREE = {
+    "ArgumentError": (errors.DestrierError, ValueError),
+    "ColumnError": (errors.ArgumentError, ValueError),
+    "DecodeError": (errors.RowError, ValueError),
+    "EmptyError": (errors.ArgumentError, ValueError),
+    "FilterError": (errors.ArgumentError, ValueError),
+    "IterationError": (errors.DestrierError, RuntimeError),
+    "MissingDependencyError": (errors.DestrierError, ImportError),
+    "ReadError": (errors.RowError, OSError),
+    "RowError": (errors.DestrierError, RuntimeError),
+    "StateError": (errors.DestrierError, ValueError),
+    "TableError": (errors.DestrierError, OSError),
+    "TransformError": (errors.RowError, RuntimeError),
+    "VersionError": (errors.TableError, LookupError),
+    "WorkerError": (errors.DestrierError, RuntimeError),
+}
+ROW_ERRORS = [errors.RowError, errors.ReadError, errors.DecodeError, errors.TransformError]
+
+
+def test_public_list_is_complete_and_sorted():
+    defined = [
+        name
+        for name, value in vars(errors).items()
+        if inspect.isclass(value) and value.__module__ == errors.__name__
+    ]
+    assert errors.__all__ == sorted(defined)
+    assert set(errors.__all__) == {*TREE, "DestrierError", "DestrierWarning"}
+
+
+@pytest.mark.parametrize("name", TREE)
+def test_tree(name):
+    kind = getattr(errors, name)
+    for parent in (errors.DestrierError, *TREE[name]):
+        assert issubclass(kind, parent)
+    error = kind("what, and the way out")
+    assert str(error) == "what, and the way out"
+    assert error.args == ("what, and the way out",)
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again)) == (kind, str(error))
+
+
+def test_drawn_tree_is_the_tree():
+    drawn = re.findall(r"[├└]── (\w+)(?: \((\w+)\))?", errors.__doc__)
+    assert sorted(name for name, _ in drawn) == sorted(TREE)
+    for name, builtin in drawn:
+        if builtin:
+            assert issubclass(getattr(errors, name), __builtins__[builtin])
+
+
+def test_warning_category():
+    assert issubclass(errors.DestrierWarning, UserWarning)
+
+
+@pytest.mark.parametrize("kind", ROW_ERRORS)
+def test_row_errors_keep_their_attributes_in_a_pickle(kind):
+    error = kind("row 7 of x is bad", offset=7, column="image")
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again)) == (kind, "row 7 of x is bad")
+    assert (again.offset, again.column) == (7, "image")
+    plain = kind("bad")
+    assert (plain.offset, plain.column) == (None, None)
