@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import tracemalloc
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -205,6 +206,44 @@ def test_vectors_of_the_order(case, strata, expected):
     assert [SlowOrder(case).row(g) for g in range(len(expected))] == expected
 
 
+def test_vectors_of_the_steps():
+    order = Order(1003, 7, 3, 8, 3, 4)
+    assert order._full_clumps == 334
+    assert order._rotation == (808, 65)
+    first = np.arange(8)
+    assert order.samples(first).tolist() == [430, 470, 486, 3, 979, 995, 521, 577]
+    assert order._clumps(np.arange(12)).tolist() == [
+        *(149, 221, 283, 24, 212, 88, 19, 263, 4, 304, 204, 163)
+    ]
+    assert order._line_rows(first).tolist() == [447, 448, 449, 663, 664, 665, 850, 851]
+    lo, hi, place = order.locate(first)
+    assert lo.tolist() == [0, 126, 252, 378, 504, 636, 756, 878]
+    assert hi.tolist() == [12, 132, 264, 384, 516, 648, 768, 888]
+    assert place.tolist() == [0, 1, 2, 4, 5, 1, 8, 1]
+    rows, window, place = order.window_reads(lo[:1], hi[:1])
+    content = [665, 851, 850, 664, 852, 73, 448, 72, 447, 449, 74, 663]
+    assert rows.tolist() == sorted(content)
+    assert window.tolist() == [0] * 12
+    assert [content[p] for p in place] == rows.tolist()
+
+
+def test_vectors_stand_in_the_documentation():
+    text = (Path(__file__).parent.parent / "docs" / "order.md").read_text(encoding="utf-8")
+    for values in (
+        Order(1003, 7, 3).rows(np.arange(8)),
+        Order(1003, 7, 3, 8, 3, 4).rows(np.arange(12)),
+        Order(1003, 7, 3, 8, 16, 4).rows(np.arange(12)),
+        Order(1003, 7, 3, 8, 3, 4).samples(np.arange(8)),
+        Order(11, num_splits=4, shuffle=False).rows(np.arange(11)),
+        permute(np.arange(10), 10, 5),
+        permute(np.arange(5), 1003, 5),
+        permute(np.arange(3), 10**9, 5),
+    ):
+        assert " ".join(map(str, values.tolist())) in text
+    for i in range(4):
+        assert f"{subkey(epoch_key(7, 3), i):#x}" in text
+
+
 # ---- equal to the second implementation ------------------------------------------------------
 
 
@@ -255,17 +294,28 @@ def test_windows_agree_with_rows(case):
     g = np.arange(case.n)
     lo, hi, place = order.locate(g)
     starts, first = np.unique(lo, return_index=True)
-    content, bounds = order.window_content(starts, hi[first])
-    assert np.array_equal(bounds, np.concatenate([[0], np.cumsum(hi[first] - starts)]))
+    rows, window, where = order.window_reads(starts, hi[first])
     if order.windowed:
-        where = bounds[np.searchsorted(starts, lo)] + place
-        assert np.array_equal(content[where], order.rows(g))
-    assert np.array_equal(np.sort(content), g)
+        assert np.array_equal(rows, g)  # ascending, each once
+        content = np.full((len(starts), int((hi - lo).max())), -1)
+        content[window, where] = rows
+        assert np.array_equal(content[np.searchsorted(starts, lo), place], order.rows(g))
     for split in range(min(case.num_splits, 3)):
         mine = slice(split, None, case.num_splits)
         step = np.diff(place[mine])
         same = np.diff(lo[mine]) == 0
         assert ((step[same] == 1) | (step[same] < 0)).all()
+
+
+def test_single_samples_of_wide_windows():
+    order = Order(50_003, 5, 6, num_splits=4, clump_size=512, window=16)
+    together = order.rows(np.arange(50_003))
+    assert np.array_equal(np.sort(together), np.arange(50_003))
+    lo, hi, place = order.locate(np.arange(50_003))
+    ends = np.flatnonzero((place < 3) | (place >= hi - lo - 3))
+    for g in [*ends.tolist(), *range(0, 50_003, 311)]:
+        assert order.rows(np.array([g]))[0] == together[g]
+        assert order.samples(together[g : g + 1])[0] == g
 
 
 @many

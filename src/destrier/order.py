@@ -293,17 +293,56 @@ class Order:
         lo, hi = self._window_bounds(x, start, size)
         return lo, hi, x - lo
 
-    def window_content(self, lo: Ints, hi: Ints) -> tuple[Ints, Ints]:
-        """Return the rows of whole windows in the order of their places, and where each begins."""
-        bounds = np.zeros(len(lo) + 1, np.int64)
-        np.cumsum(hi - lo, out=bounds[1:])
-        out = np.empty(bounds[-1], np.int64)
-        step = max(1, _WINDOW_BLOCK // self.window_rows)
+    def window_reads(self, lo: Ints, hi: Ints) -> tuple[Ints, Ints, Ints]:
+        """Return what whole windows consist of, as it is read: in table order.
+
+        Args:
+            lo: First line position of each window, as `locate` gives it; each window once.
+            hi: One past its last.
+
+        Returns:
+            Positions in the selection, ascending, in runs of whole clumps; for each the number of
+            its window (an index of ``lo``); and its place there.
+        """
+        sizes = hi - lo
+        first = np.cumsum(sizes) - sizes
+        place = np.empty(int(sizes.sum()), np.int64)
+        step = max(1, _WINDOW_BLOCK // int(sizes.max(initial=1)))
         for i in range(0, len(lo), step):
             part = slice(i, i + step)
+            begin = np.repeat(first[part], sizes[part])
             y = self._by_hash(lo[part], hi[part])
-            out[bounds[i] : bounds[min(i + step, len(lo))]] = self._line_rows(y)
-        return out, bounds
+            y += begin - np.repeat(lo[part], sizes[part])
+            begin -= first[i]
+            place[y] = np.arange(len(y)) - begin
+        start, length, window, inner = self._runs(lo, hi)
+        by_row = np.argsort(start)
+        start, length, window, inner = (a[by_row] for a in (start, length, window, inner))
+        run = np.cumsum(length) - length
+        count = np.arange(len(place))
+        rows = count + np.repeat(start - run, length)
+        return rows, np.repeat(window, length), place[count + np.repeat(first[window] + inner - run, length)]
+
+    def _runs(self, lo: Ints, hi: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+        """The runs of rows in windows: first row, length, window, and where in its window's line."""
+        c, n = self.clump_size, self.n
+        counts = (hi - 1) // c - lo // c + 1
+        window = np.repeat(np.arange(len(lo)), counts)
+        slot = np.arange(len(window)) - np.repeat(np.cumsum(counts) - counts - lo // c, counts)
+        begin = np.maximum(lo[window], slot * c)
+        length = np.minimum(hi[window], (slot + 1) * c) - begin
+        start = (self._slot_starts(slot) + begin - slot * c) % n
+        inner = begin - lo[window]
+        over = start + length - n  # one clump of an epoch may wrap round the circle of rows
+        wraps = np.flatnonzero(over > 0)
+        if wraps.size:
+            beyond = over[wraps]
+            length[wraps] -= beyond
+            inner = np.concatenate([inner, inner[wraps] + length[wraps]])
+            start = np.concatenate([start, np.zeros_like(beyond)])
+            length = np.concatenate([length, beyond])
+            window = np.concatenate([window, window[wraps]])
+        return start, length, window, inner
 
     def _by_window(self, lo: Ints, hi: Ints) -> Iterator[tuple[Ints, Ints, Ints, Ints]]:
         """Group values by their windows, a bounded number of windows at a time.
@@ -386,19 +425,23 @@ class Order:
     def _line_rows(self, y: Ints) -> Ints:
         if not self.shuffle:
             return y
+        if self.clump_size == 1:
+            return self._slot_starts(y) % self.n
+        slot, inverse = np.unique(y // self.clump_size, return_inverse=True)
+        start = self._slot_starts(slot) - slot * self.clump_size
+        return (start[inverse] + y) % self.n
+
+    def _slot_starts(self, slot: Ints) -> Ints:
+        """The row at which each slot of the line starts, on the circle of rows."""
         c, full = self.clump_size, self._full_clumps
         o, first = self._rotation
-        if c == 1:
-            slot, inverse = y, None
-        else:
-            slot, inverse = np.unique(np.minimum(y // c, full), return_inverse=True)
-        position = np.empty(len(slot), np.int64)
+        start = np.full(len(slot), full * c)  # the tail, a short clump at the end of the line
         whole = slot < full
-        position[whole] = (self._clumps(slot[whole]) + first) % full * c if full else 0
-        position[~whole] = full * c  # the tail rows, a short clump at the end of the line
-        if inverse is not None:
-            position = position[inverse] + (y - slot[inverse] * c)
-        return (position + o) % self.n
+        if whole.all():
+            start = (self._clumps(slot) + first) % full * c
+        elif full:
+            start[whole] = (self._clumps(slot[whole]) + first) % full * c
+        return start + o
 
     def _stratum_rows(self, m: Ints) -> Ints:
         """For each row of slots, its strata in the order in which the slots take them."""

@@ -51,7 +51,7 @@ class HeldColumns:
 
     def take(self, places: Ints) -> Columns:
         """Gather the requested rows at the places."""
-        index = self._index[places]
+        index = places if self._index is None else self._index[places]
         return {name: take(column, index) for name, column in self._columns.items()}
 
 
@@ -63,7 +63,8 @@ class HeldArrow:
 
     def take(self, places: Ints) -> pa.RecordBatch:
         """Gather the requested rows at the places."""
-        return self._rows.batch.take(pa.array(self._rows.index[places]))
+        index = self._rows.index
+        return self._rows.batch.take(pa.array(places if index is None else index[places]))
 
 
 class ColumnPool:
@@ -76,9 +77,10 @@ class ColumnPool:
         self._valid: dict[str, NDArray[np.bool_]] = {}
 
     def reserve(self, capacity: int) -> None:
-        """Grow every column by copying; windows open evenly, so this is rare."""
+        """Grow every column by copying, with room to spare: memory is touched only where used."""
         if capacity <= self.capacity:
             return
+        capacity += capacity // 4
         self._values = {name: _grown(a, capacity) for name, a in self._values.items()}
         self._valid = {name: _grown(a, capacity) for name, a in self._valid.items()}
         self.capacity = capacity
@@ -86,16 +88,18 @@ class ColumnPool:
     def put(self, targets: Ints, rows: Rows) -> None:
         """Scatter the rows to their places, column by column."""
         index = rows.index
-        if rows.errors:
+        if index is not None and rows.errors:
             targets, index = targets[index >= 0], index[index >= 0]
         for i, name in enumerate(rows.batch.schema.names):
             column = from_arrow(rows.batch.column(i))
-            self._values[name][targets] = np.take(column.values, index, axis=0)
+            if index is not None:
+                column = take(column, index)
+            self._values[name][targets] = column.values
             valid = self._valid.get(name)
             if column.valid is not None and valid is None:
                 valid = self._valid[name] = np.ones(self.capacity, np.bool_)
             if valid is not None:
-                valid[targets] = True if column.valid is None else column.valid[index]
+                valid[targets] = True if column.valid is None else column.valid
 
     def free(self, start: int, stop: int) -> None:
         """Let go of Python objects; numbers are overwritten by the next window."""
@@ -140,7 +144,7 @@ class ArrowPool:
         if not len(targets):
             return
         self._group[targets] = self._next
-        self._row[targets] = rows.index
+        self._row[targets] = np.arange(len(targets)) if rows.index is None else rows.index
         self._groups[self._next] = rows.batch
         self._left[self._next] = len(targets)
         self._next += 1

@@ -27,12 +27,13 @@ class Rows:
 
     Attributes:
         batch: The rows, in the order of their offsets.
-        index: For each requested offset its row in the batch, or -1 if it could not be read.
+        index: For each requested offset its row in the batch, or -1 if it could not be read; None
+            if the batch has just the requested rows in their order.
         errors: For each such request (by its place) what happened.
     """
 
     batch: pa.RecordBatch
-    index: Ints
+    index: Ints | None
     errors: dict[int, RowError] = field(default_factory=dict)
 
 
@@ -78,7 +79,7 @@ class Reader:
         if bad:
             good = np.array([offset not in bad for offset in unique.tolist()])
             packed = np.where(good, np.cumsum(good) - 1, -1)
-            rows.index = packed[index]
+            rows.index = packed if index is None else packed[index]
             broken = np.flatnonzero(rows.index < 0).tolist()
             rows.errors = {i: bad[int(offsets[i])] for i in broken}
         with self._lock:
@@ -159,9 +160,9 @@ class Reader:
         return lance_call(f"reading {self.table.name}", function)
 
 
-def _sorted_unique(offsets: Ints) -> tuple[Ints, Ints]:
-    if len(offsets) < 2 or (np.diff(offsets) > 0).all():
-        return offsets, np.arange(len(offsets))
+def _sorted_unique(offsets: Ints) -> tuple[Ints, Ints | None]:
+    if (offsets[1:] > offsets[:-1]).all():
+        return offsets, None
     unique, index = np.unique(offsets, return_inverse=True)
     return unique, index
 

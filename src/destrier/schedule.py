@@ -134,12 +134,8 @@ class _Windows:
         yield Block(offsets, targets, freed, capacity, first, samples, bounds, places)
 
     def _content(self, lo: Ints, hi: Ints, slots: Ints) -> tuple[Ints, Ints]:
-        content, begins = self.order.window_content(lo, hi)
-        lengths = np.diff(begins)
-        targets = np.arange(len(content)) - np.repeat(
-            begins[:-1] - slots * _slot_rows(self.order), lengths
-        )
-        return self.rows.offsets(content), targets
+        positions, window, place = self.order.window_reads(lo, hi)
+        return self.rows.offsets(positions), slots[window] * _slot_rows(self.order) + place
 
     def _close_passed(self, cycle: int) -> list[tuple[int, int]]:
         """Free the windows that the order has passed; one that comes again is read again."""

@@ -1,0 +1,261 @@
+"""The shared battery: kinds of stream, two faces that deliver them, and slow plans to compare with.
+
+The plans here are written in Python lists from the definition of the order alone. They share no
+code with the plan, the schedule and the pipeline of the library: only `Order.rows`, which has its
+own tests, is taken for granted.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+import tables
+from destrier import (
+    Order,
+    Permutation,
+    PermutationBuilder,
+    StreamingDataLoader,
+    StreamingDataset,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+COLUMNS = ["id", "label", "vector", "name", "tokens"]
+FACES = ("loader", "dataset")
+WORLD_SIZES = (1, 2, 3, 4, 5, 6, 8, 12)
+KINDS = (
+    "plain",
+    "clump 1",
+    "clumps",
+    "filtered",
+    "filtered clumps",
+    "table order",
+    "table order in splits",
+    "saved order",
+    "built part",
+    "curriculum",
+    "permutation shuffled",
+)
+
+
+# ---- kinds of stream --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of stream.
+
+    Attributes:
+        path: The table.
+        ids: Row offset → id.
+        options: What StreamingDataset is given.
+        listed: Row offsets in the order of positions: the selection, or the listing.
+        fixed: Whether the listing itself is the order, in every epoch.
+    """
+
+    path: str
+    ids: np.ndarray[Any, Any]
+    options: dict[str, Any]
+    listed: np.ndarray[Any, Any]
+    fixed: bool = False
+
+    @property
+    def count(self) -> int:
+        """Samples in an epoch."""
+        return len(self.listed)
+
+    def offsets(self, state: dict[str, Any], epoch: int) -> list[int]:
+        """Return the row offset of every sample of an epoch; sizes are taken from a state."""
+        if self.fixed:
+            return self.listed.tolist()
+        order = Order(
+            self.count,
+            seed=state["shuffle_seed"],
+            epoch=epoch,
+            num_splits=state["num_splits"],
+            clump_size=state["clump_size"],
+            window=state["window"],
+            shuffle=state["shuffle"],
+        )
+        return self.listed[order.rows(np.arange(self.count))].tolist()
+
+
+def make_kind(name: str, path: str, ids: np.ndarray[Any, Any], folder: Path) -> Kind:
+    """Make one of `KINDS` over the varied table; what it needs is written into a folder."""
+    everything = np.arange(len(ids))
+    labelled = everything[ids % tables.CLASSES < 7]
+    clumps = {"num_splits": 8, "shuffle_clump_size": 3, "shuffle_window": 4}
+    if name == "plain":
+        return Kind(path, ids, {}, everything)
+    if name == "clump 1":
+        return Kind(path, ids, {"shuffle_clump_size": 1, "num_splits": 16}, everything)
+    if name == "clumps":
+        return Kind(path, ids, {"shuffle_seed": 5, **clumps}, everything)
+    if name == "filtered":
+        return Kind(path, ids, {"filter": "label < 7"}, labelled)
+    if name == "filtered clumps":
+        return Kind(path, ids, {"filter": "label < 7", **clumps}, labelled)
+    if name == "table order":
+        return Kind(path, ids, {"shuffle": False}, everything)
+    if name == "table order in splits":
+        return Kind(path, ids, {"shuffle": False, "num_splits": 8}, everything)
+    if name == "saved order":
+        writer = StreamingDataset(path, shuffle_seed=9, **clumps)
+        saved = Permutation.open(writer.permutation(2).save(str(folder / "order.lance")))
+        order = Order(len(ids), seed=9, epoch=2, num_splits=8, clump_size=3, window=4)
+        return Kind(path, ids, {"permutation": saved}, order.rows(everything), fixed=True)
+    if name == "built part":
+        builder = PermutationBuilder(path).filter("label < 7").shuffle(seed=4)
+        parts = builder.split_random(ratios=[0.8, 0.2], seed=3, names=["train", "val"]).execute()
+        listed = parts["train"].to_arrow()["row_offset"].to_numpy()
+        return Kind(path, ids, {"permutation": parts["train"]}, listed, fixed=True)
+    curriculum = np.concatenate([everything[:300], everything[100:200], everything[::-2]])
+    given = pa.table({"row_offset": curriculum})
+    if name == "curriculum":
+        return Kind(path, ids, {"permutation": given}, curriculum, fixed=True)
+    if name == "permutation shuffled":
+        options = {"permutation": given, "shuffle": True, "shuffle_seed": 2, **clumps}
+        return Kind(path, ids, options, curriculum)
+    raise AssertionError(name)
+
+
+# ---- the slow plan ----------------------------------------------------------------------------
+
+
+def steps(
+    count: int, splits: int, batch: int, *, start: int = 0, remainder: str = "drop"
+) -> list[list[int]]:
+    """Return the sample indices of every step in canonical order, from the definition."""
+    out = []
+    begin = start
+    while begin < count:
+        samples = list(range(begin, begin + batch))
+        if samples[-1] >= count:
+            if remainder == "drop":
+                break
+            if remainder == "keep":
+                samples = [g for g in samples if g < count]
+        out.append(sorted(samples, key=lambda g: (g % splits, g)))
+        begin += batch
+    return out
+
+
+def share(step: Sequence[Any], rank: int, size: int) -> list[Any]:
+    """Return a rank's contiguous share of a step."""
+    return list(step[rank * len(step) // size : (rank + 1) * len(step) // size])
+
+
+# ---- what a stream delivers -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What was delivered at one step: where it came from, checked against its values."""
+
+    samples: tuple[int, ...]
+    offsets: tuple[int, ...]
+    mask: tuple[bool, ...] | None = None
+
+
+@contextmanager
+def opened(face: str, kind: Kind, *, batch: int, **options: Any) -> Iterator[Any]:
+    """Open a stream through our loader or through the dataset's batch mode; close it after."""
+    settings = {"columns": COLUMNS, **kind.options}
+    own = {k: options.pop(k) for k in ("remainder", "uneven") if k in options}
+    settings.update(options)
+    if face == "loader":
+        dataset = StreamingDataset(kind.path, **settings)
+        stream: Any = StreamingDataLoader(dataset, global_batch_size=batch, with_index=True, **own)
+    else:
+        stream = StreamingDataset(
+            kind.path, global_batch_size=batch, with_index=True, **own, **settings
+        )
+    try:
+        yield stream
+    finally:
+        stream.close()
+
+
+def check(kind: Kind, batch: dict[str, Any]) -> Batch:
+    """Check every value of a batch against its row offset."""
+    samples, offsets = batch["sample_index"], batch["row_offset"]
+    assert samples.dtype == offsets.dtype == torch.int64
+    ids = kind.ids[offsets.numpy()]
+    assert batch["id"].tolist() == ids.tolist()
+    assert batch["label"].tolist() == (ids % tables.CLASSES).tolist()
+    assert batch["label"].dtype == torch.int32
+    assert batch["vector"].shape == (len(ids), 4)
+    expected = (ids[:, None] + np.arange(4) / 4).astype(np.float32)
+    assert np.array_equal(batch["vector"].numpy(), expected)
+    assert batch["name"] == [f"row {i}" for i in ids.tolist()]
+    assert [t.tolist() for t in batch["tokens"]] == [list(range(i, i + i % 5)) for i in ids.tolist()]
+    mask = tuple(batch["mask"].tolist()) if "mask" in batch else None
+    return Batch(tuple(samples.tolist()), tuple(offsets.tolist()), mask)
+
+
+def read(kind: Kind, stream: Any, most: int | None = None) -> list[Batch]:
+    """Read an epoch, or so many of its batches, and check every value."""
+    out: list[Batch] = []
+    if most == 0:
+        return out
+    for batch in stream:
+        out.append(check(kind, batch))
+        if len(out) == most:
+            break
+    return out
+
+
+def expected(
+    kind: Kind,
+    state: dict[str, Any],
+    *,
+    epoch: int,
+    batch: int,
+    start: int = 0,
+    rank: int = 0,
+    size: int = 1,
+    remainder: str = "drop",
+) -> list[Batch]:
+    """Return what the definition says a rank is given in an epoch."""
+    offsets = kind.offsets(state, epoch)
+    out = []
+    for step in steps(
+        kind.count, state["num_splits"], batch, start=start, remainder=remainder
+    ):
+        mine = share(step, rank, size)
+        mask = tuple(g >= kind.count for g in mine) if remainder == "pad" else None
+        out.append(Batch(tuple(mine), tuple(offsets[g % kind.count] for g in mine), mask))
+    return out
+
+
+def joined(ranks: Sequence[Sequence[Batch]]) -> list[Batch]:
+    """Join the shares of all ranks to global batches, in rank order."""
+    assert len({len(batches) for batches in ranks}) == 1, "ranks have different numbers of steps"
+    out = []
+    for parts in zip(*ranks, strict=True):
+        samples = tuple(s for part in parts for s in part.samples)
+        offsets = tuple(o for part in parts for o in part.offsets)
+        mask = None
+        if parts[0].mask is not None:
+            mask = tuple(m for part in parts for m in part.mask or ())
+        out.append(Batch(samples, offsets, mask))
+    return out
+
+
+@dataclass
+class Journal:
+    """What a transform saw, over all threads."""
+
+    calls: list[Any] = field(default_factory=list)
+
+    def __call__(self, batch: Any) -> Any:
+        self.calls.append(batch)
+        return batch
