@@ -196,7 +196,9 @@ def check(kind: Kind, batch: dict[str, Any]) -> Batch:
     expected = (ids[:, None] + np.arange(4) / 4).astype(np.float32)
     assert np.array_equal(batch["vector"].numpy(), expected)
     assert batch["name"] == [f"row {i}" for i in ids.tolist()]
-    assert [t.tolist() for t in batch["tokens"]] == [list(range(i, i + i % 5)) for i in ids.tolist()]
+    assert [t.tolist() for t in batch["tokens"]] == [
+        list(range(i, i + i % 5)) for i in ids.tolist()
+    ]
     mask = tuple(batch["mask"].tolist()) if "mask" in batch else None
     return Batch(tuple(samples.tolist()), tuple(offsets.tolist()), mask)
 
@@ -227,9 +229,7 @@ def expected(
     """Return what the definition says a rank is given in an epoch."""
     offsets = kind.offsets(state, epoch)
     out = []
-    for step in steps(
-        kind.count, state["num_splits"], batch, start=start, remainder=remainder
-    ):
+    for step in steps(kind.count, state["num_splits"], batch, start=start, remainder=remainder):
         mine = share(step, rank, size)
         mask = tuple(g >= kind.count for g in mine) if remainder == "pad" else None
         out.append(Batch(tuple(mine), tuple(offsets[g % kind.count] for g in mine), mask))

@@ -18,7 +18,15 @@ from destrier.errors import ArgumentError, RowError, TransformError, WorkerError
 from destrier.order import Ints, epoch_key, hash_words, subkey
 from destrier.pool import Gathered
 
-__all__ = ["INDEX_COLUMNS", "Finished", "Finisher", "OnError", "RawBatch", "check_on_error"]
+__all__ = [
+    "INDEX_COLUMNS",
+    "Finished",
+    "Finisher",
+    "OnError",
+    "RawBatch",
+    "batch_bytes",
+    "check_on_error",
+]
 
 OnError: TypeAlias = "Literal['raise', 'skip', 'fill'] | Callable[[Exception], bool]"
 INDEX_COLUMNS = ("sample_index", "row_offset")
@@ -122,7 +130,9 @@ class Finisher:
             )
         return Finished(batch, failed)
 
-    def _attempt(self, raw: RawBatch, data: Gathered, rows: Ints, errors: dict[int, RowError]) -> Any:
+    def _attempt(
+        self, raw: RawBatch, data: Gathered, rows: Ints, errors: dict[int, RowError]
+    ) -> Any:
         """Form the batch and transform it; where that fails, find the rows at fault and go on."""
         try:
             return self._deliver(raw, *self._fill(raw, data, rows, errors))
@@ -201,7 +211,8 @@ class Finisher:
         """One seed a row, from seed, epoch and sample index alone."""
         key = np.uint64(subkey(epoch_key(self.seed, raw.epoch), _SEED_KEY))
         words = hash_words(key ^ hash_words(raw.samples[positions].astype(np.uint64)))
-        return (words >> np.uint64(1)).astype(np.int64)
+        seeds: Ints = (words >> np.uint64(1)).astype(np.int64)
+        return seeds
 
 
 def _choose(data: Gathered, index: Ints) -> Gathered:
@@ -247,3 +258,17 @@ def _sized(value: Any) -> bool:
     return not isinstance(value, str | bytes) and getattr(value, "ndim", 1) > 0
 
 
+def batch_bytes(batch: Any) -> int:
+    """Bytes of a batch in memory, about."""
+    if isinstance(batch, Mapping):
+        return sum(batch_bytes(value) for value in batch.values())
+    if isinstance(batch, Column):
+        values = batch.values
+        return int(values.nbytes) if batch.dense else batch_bytes(list(values))
+    if isinstance(batch, list | tuple):
+        # Some are measured, the others taken to be alike.
+        some = batch[:: max(1, len(batch) // 16)]
+        return sum(batch_bytes(value) for value in some) * len(batch) // max(1, len(some))
+    if isinstance(batch, bytes | str):
+        return len(batch)
+    return int(getattr(batch, "nbytes", 64))

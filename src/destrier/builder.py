@@ -231,7 +231,7 @@ class PermutationBuilder:
             names: The names of the parts.
 
         Example:
-            Of the integers 0 to 9, weights ``[8, 2]`` put 6 and 7 into part "1".
+            Of the integers 0 to 19, the weights ``[8, 2]`` put 2, 3, 7 and 16 into part "1".
         """
         names = self._begin("split_hash", names)
         chosen = [columns] if isinstance(columns, str) else list(columns)

@@ -107,9 +107,9 @@ def _fixed_lists(array: pa.Array) -> Column:
         if np.issubdtype(values.dtype, np.floating):
             values = values.copy()
             values[~present] = np.nan
-            valid = None if valid is None else valid | ~present
+            valid = None if valid is None else np.logical_or(valid, ~present)
         else:
-            valid = present if valid is None else valid & present
+            valid = present if valid is None else np.logical_and(valid, present)
     return Column(values, valid)
 
 

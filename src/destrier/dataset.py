@@ -7,18 +7,18 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
 
-from destrier.batch import INDEX_COLUMNS, Finisher, RawBatch
+from destrier.batch import INDEX_COLUMNS, Finisher
 from destrier.errors import (
     ArgumentError,
     ColumnError,
     DestrierWarning,
     IterationError,
 )
+from destrier.foreign import as_permutation
 from destrier.order import epoch_key
 from destrier.permutation import Permutation
 from destrier.plan import REMAINDERS, Cycles, Remainder, Shares, Steps, check_batch
@@ -28,11 +28,12 @@ from destrier.runner import DEFAULT_PREFETCH_BYTES, Runner, Work, agree, chosen_
 from destrier.schedule import open_rows
 from destrier.sharing import COUNTERS, Shared
 from destrier.state import Position, State, check_state, merge_states
-from destrier.stream import PermutationLike, Settings, Stream, resolve_stream
+from destrier.stream import Settings, Stream, resolve_stream
 from destrier.table import Table, open_table
-from destrier.topology import Topology, Worker, current_worker, resolve_topology
+from destrier.topology import ONLY_WORKER, Topology, Worker, current_worker, resolve_topology
 
 if TYPE_CHECKING:
+    from destrier.foreign import PermutationLike
     from destrier.loader import StreamingDataLoader
     from destrier.table import TableLike
     from destrier.topology import Replicas
@@ -213,11 +214,13 @@ class StreamingDataset(IterableDataset[Any]):
         self._pid = os.getpid()
         self._version_given = version is not None
         if rank is not None or world_size is not None:
-            self._check_splits(self.topology)
-        pinning = pin is not None and self.topology.rank == 0
-        self._table = open_table(
-            table, version=version, storage_options=storage_options, pin=pin if pinning else None
-        )
+            _ = self.topology  # refuses a rank out of range at once
+        self._table = open_table(table, version=version, storage_options=storage_options)
+        if permutation is not None:
+            listing, self._table = as_permutation(permutation, self._table)
+            self._settings = replace(self._settings, permutation=listing)
+        if pin is not None and self.topology.rank == 0:
+            self._table.pin(pin)
         self._table.warn_if_scattered()
 
     def __repr__(self) -> str:
@@ -271,7 +274,6 @@ class StreamingDataset(IterableDataset[Any]):
             topology = self.topology
             batch = global_batch or self._global_batch()
             multiple = 1 if batch else topology.size * self._worker().count
-            self._check_splits(topology)
             self._stream = resolve_stream(
                 self._table,
                 self._adopted or self._settings,
@@ -279,14 +281,6 @@ class StreamingDataset(IterableDataset[Any]):
                 multiple=multiple,
             )
         return self._stream
-
-    def _check_splits(self, topology: Topology) -> None:
-        given = self._settings.num_splits
-        batched = self.batch_size is not None or self.global_batch_size is not None
-        if given is not None and not batched and given % topology.size:
-            raise ArgumentError(
-                f"num_splits ({given}) must be divisible by world_size ({topology.size})"
-            )
 
     def _global_batch(self) -> int | None:
         if self.global_batch_size is not None:
@@ -321,7 +315,7 @@ class StreamingDataset(IterableDataset[Any]):
 
     def __len__(self) -> int:
         """Row mode: rows of this rank in an epoch. Batch mode: its steps."""
-        shares = self._shares(Worker())(0)
+        shares = self._shares(ONLY_WORKER)(0)
         if isinstance(shares, Cycles):
             return shares.cycles * shares.owned
         return len(shares)
@@ -356,9 +350,7 @@ class StreamingDataset(IterableDataset[Any]):
             rows = max(self._read_batch_size, whole.owned)
             return lambda start: replace(whole, start=start, rows=rows)
         check_batch(batch, topology.size, uneven=self.uneven)
-        steps = Steps(
-            stream.count, 0, batch, stream.num_splits, topology, self.remainder, worker
-        )
+        steps = Steps(stream.count, 0, batch, stream.num_splits, topology, self.remainder, worker)
         steps.check()
         return lambda start: replace(steps, start=start)
 
@@ -372,7 +364,7 @@ class StreamingDataset(IterableDataset[Any]):
                 self._agreed = True
             shares = self._shares(worker)
             columns = chosen_columns(stream, self.columns)
-            reader = Reader(self._table, columns)
+            reader = Reader(stream.table, columns)
             batch = self._global_batch()
             held = owned_rows(stream, self.topology, batch, worker)
             ready = self._prefetch_bytes
@@ -398,9 +390,9 @@ class StreamingDataset(IterableDataset[Any]):
             self._runner = Runner(work, self)
         return self._runner, self._runner.start(position.epoch, position.counter)
 
-    def _batch_finisher(self, reader: Reader, stream: Stream) -> Callable[[RawBatch], Any]:
+    def _batch_finisher(self, reader: Reader, stream: Stream) -> Finisher:
         check_extra_columns(reader.columns, self.with_index, self.remainder, stream.table)
-        finisher = Finisher(
+        return Finisher(
             stream.table.name,
             stream.identity.shuffle_seed,
             "torch" if self.transform is None else "arrow",
@@ -408,7 +400,6 @@ class StreamingDataset(IterableDataset[Any]):
             transform=self.transform,
             with_index=self.with_index,
         )
-        return partial(_finished_batch, finisher)
 
     # ---- the state --------------------------------------------------------------------------------
 
@@ -428,9 +419,7 @@ class StreamingDataset(IterableDataset[Any]):
         position = self._position
         return self.stream().identity.state(position.epoch, position.counter)
 
-    def load_state_dict(
-        self, state: Mapping[str, Any], *, global_batch: int | None = None
-    ) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, global_batch: int | None = None) -> None:
         """Go to a saved position; the next ``iter`` continues there.
 
         Args:
@@ -665,11 +654,11 @@ class _Iterator:
                 raise StopIteration
             self._index = delivery.index
             if cycles:
-                self._rows, self._at = delivery.value, 0
+                self._rows, self._at = delivery.value.batch, 0
                 continue
             self._commit(self._shares.counter(delivery.index + 1))
             self.consumed += self._shares.largest
-            return delivery.value
+            return delivery.value.batch
 
     def _count_cycles(self) -> None:
         shares = self._shares
@@ -700,10 +689,6 @@ class _Iterator:
 
     def __del__(self) -> None:
         self.close()
-
-
-def _finished_batch(finisher: Finisher, raw: RawBatch) -> Any:
-    return finisher(raw).batch
 
 
 def check_sizes(
@@ -738,7 +723,7 @@ def check_extra_columns(
 
 
 def owned_rows(
-    stream: Stream, topology: Topology, batch: int | None, worker: Worker = Worker()
+    stream: Stream, topology: Topology, batch: int | None, worker: Worker = ONLY_WORKER
 ) -> int:
     """Rows that open windows hold in this process."""
     order = stream.order(0)
@@ -746,4 +731,3 @@ def owned_rows(
         return open_rows(order, topology.size * worker.count)
     blocks = batch % stream.num_splits == 0 and stream.num_splits % topology.size == 0
     return open_rows(order, topology.size if blocks else 1)
-

@@ -19,7 +19,7 @@ from destrier.order import epoch_key, hash_words, mix, permute, subkey
 from destrier.selection import BitmapRows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -129,19 +129,36 @@ class RandomMembership(Membership):
         short = permute(np.array([clumps - 1]), clumps, key)[0]
         return slot * c + inner - (slot > short) * (clumps * c - self.n)
 
+    def _pieces(self) -> Iterator[NDArray[np.int64]]:
+        """Yield the parts of all positions, a piece at a time; -1 for no part."""
+        parts = len(self.bounds) - 1
+        for start in range(0, self.n, _PIECE):
+            place = self.line(np.arange(start, min(start + _PIECE, self.n)))
+            part = np.searchsorted(self.bounds[1:], place, side="right")
+            yield np.where(part == parts, -1, part)
+
     @property
     def codes(self) -> NDArray[Any]:
         """Computed when they are first needed."""
         if self._codes is None:
-            parts = len(self.bounds) - 1
-            out = np.empty(self.n, code_type(parts))
-            for start in range(0, self.n, _PIECE):
-                place = self.line(np.arange(start, min(start + _PIECE, self.n)))
-                part = np.searchsorted(self.bounds[1:], place, side="right")
-                part[part == parts] = -1
-                out[start : start + _PIECE] = part.astype(out.dtype)
-            self._codes = out
+            kind = code_type(len(self.bounds) - 1)
+            self._codes = np.concatenate([piece.astype(kind) for piece in self._pieces()])
         return self._codes
+
+    def positions(self, part: int) -> BitmapRows:
+        """Return the positions of one part; of few parts all bitmaps are made at once."""
+        parts = len(self.bounds) - 1
+        if parts > _KEPT:
+            return super().positions(part)
+        if not self._kept:
+            bits = np.zeros((parts, -(-self.n // 64) * 8), np.uint8)
+            for i, piece in enumerate(self._pieces()):
+                start = i * _PIECE // 8
+                for j in range(parts):
+                    packed = np.packbits(piece == j, bitorder="little")
+                    bits[j, start : start + len(packed)] = packed
+            self._kept = {j: BitmapRows(bits[j].view(np.uint64)) for j in range(parts)}
+        return self._kept[part]
 
     @property
     def digest(self) -> str:
@@ -283,8 +300,10 @@ def hash_rows(columns: Sequence[pa.Array]) -> NDArray[np.uint64]:
     each column in turn makes it h = mix(h ^ word). `mix` is the order's.
 
     Example:
-        >>> hash_rows([pa.array([0, 1, None])]) >> np.uint64(48)
-        array([0, 0, 0], dtype=uint64)
+        >>> [hex(h) for h in hash_rows([pa.array([0, 1, None])]).tolist()]
+        ['0xb18a02f46d8d86c3', '0x5775264a9a7e1b09', '0x743d4fd0e0f20311']
+        >>> [hex(h) for h in hash_rows([pa.array([0, 1]), pa.array(["a", "b"])]).tolist()]
+        ['0xf7f4829241abb51e', '0x30ca4bb5a693e90f']
     """
     out = np.zeros(len(columns[0]), np.uint64)
     for column in columns:

@@ -321,7 +321,8 @@ class Order:
         run = np.cumsum(length) - length
         count = np.arange(len(place))
         rows = count + np.repeat(start - run, length)
-        return rows, np.repeat(window, length), place[count + np.repeat(first[window] + inner - run, length)]
+        line = count + np.repeat(first[window] + inner - run, length)
+        return rows, np.repeat(window, length), place[line]
 
     def _runs(self, lo: Ints, hi: Ints) -> tuple[Ints, Ints, Ints, Ints]:
         """The runs of rows in windows: first row, length, window, and where in its window's line."""
@@ -393,7 +394,8 @@ class Order:
         if unclear.size:
             # stable, so that a true hash of all ones stays before the filling behind it
             order[unclear] = np.argsort(h[unclear], axis=1, kind="stable")
-        return (lo[:, None] + order)[inside]
+        y: Ints = (lo[:, None] + order)[inside]
+        return y
 
     def _hash_at(self, lo: Ints, hi: Ints, own: Ints, place: Ints) -> Ints:
         """The integers at some places of ranges in ascending hash; ``own`` numbers their ranges.
@@ -401,6 +403,7 @@ class Order:
         Hashes are uniform, so those at a place are sought among the ones near the expected value:
         one pass over a range instead of a sort.
         """
+        y: Ints
         sizes = hi - lo
         least, most = sizes.copy(), np.zeros_like(sizes)
         np.minimum.at(least, own, place)
@@ -417,10 +420,12 @@ class Order:
         counts = near.sum(axis=1)
         rank = place - below[own]
         if ((rank < 0) | (rank >= counts[own])).any():  # farther off than eight deviations
-            return self._by_hash(lo, hi)[(np.cumsum(sizes) - sizes)[own] + place]
+            y = self._by_hash(lo, hi)[(np.cumsum(sizes) - sizes)[own] + place]
+            return y
         window, column = np.nonzero(near)
         ranked = column[np.lexsort((h[window, column], window))]
-        return lo[own] + ranked[(np.cumsum(counts) - counts)[own] + rank]
+        y = lo[own] + ranked[(np.cumsum(counts) - counts)[own] + rank]
+        return y
 
     def _line_rows(self, y: Ints) -> Ints:
         if not self.shuffle:

@@ -215,7 +215,7 @@ class Permutation:
         Permutation(10 rows, parts: train 8, val 2)
         >>> path = permutation.save(uri.replace("numbers", "permutation"))
         >>> Permutation.open(path)["val"].to_arrow()["row_offset"].to_pylist()
-        [9, 8]
+        [8, 9]
     """
 
     def __init__(self, parts: Sequence[Part], header: Mapping[str, Any]) -> None:

@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 
-from destrier.batch import RawBatch
+from destrier.batch import Finished, RawBatch, batch_bytes
 from destrier.errors import RowError
+from destrier.order import Ints
 from destrier.pool import ArrowPool, ColumnPool, HeldArrow, HeldColumns, Pool
 from destrier.read import Reader, Rows
 from destrier.schedule import Block, Schedule
@@ -72,7 +72,7 @@ class Pipeline:
         self,
         epochs: Iterable[Epoch],
         reader: Reader,
-        finish: Callable[[RawBatch], Any],
+        finish: Callable[[RawBatch], Finished],
         *,
         columnar: bool,
         threads: int,
@@ -121,7 +121,7 @@ class Pipeline:
             except BaseException:
                 self.stop()
                 raise
-            self._largest = max(self._largest, _bytes(item.value))
+            self._largest = max(self._largest, batch_bytes(item.value.batch))
         self.wait_time += time.perf_counter() - began
         return item
 
@@ -149,54 +149,28 @@ class Pipeline:
 
     def _drive(self) -> None:
         try:
-            ahead: deque[tuple[Epoch, Block | None, Future[Rows] | None]] = deque()
             blocks = self._blocks()
-            pool: Pool | None = None
-            errors: dict[int, RowError] = {}
-            exhausted = False
+            ahead: deque[_Reading] = deque()
+            memory = _Memory(self._reader.schema, columnar=self._columnar)
             while not self._stopped:
-                while not exhausted and len(ahead) <= _BLOCKS_AHEAD:
-                    entry = next(blocks, None)
-                    if entry is None:
-                        exhausted = True
+                while len(ahead) <= _BLOCKS_AHEAD:
+                    epoch, block = next(blocks, (None, None))
+                    if epoch is None:
                         break
-                    epoch, block = entry
-                    future = (
-                        None
-                        if block is None
-                        else self._readers.submit(self._reader.read, block.offsets)
-                    )
-                    ahead.append((epoch, block, future))
+                    rows = None
+                    if block is not None:
+                        rows = self._readers.submit(self._reader.read, block.offsets)
+                    ahead.append(_Reading(epoch, block, rows))
                 if not ahead:
                     return
-                epoch, block, future = ahead.popleft()
-                if block is None or future is None:
-                    pool, errors = None, {}
-                    self._put(Delivery(epoch.number, -1, None))
+                oldest = ahead.popleft()
+                if oldest.block is None or oldest.rows is None:
+                    memory = _Memory(self._reader.schema, columnar=self._columnar)
+                    self._put(Delivery(oldest.epoch.number, -1, None))
                     continue
-                rows = future.result()
-                if block.targets is None:
-                    held = HeldColumns(rows) if self._columnar else HeldArrow(rows)
-                    self._gather(epoch, block, held, rows.errors, block.offsets)
-                    continue
-                if pool is None:
-                    kind = ColumnPool if self._columnar else ArrowPool
-                    pool, errors = kind(self._reader.schema), {}
-                    offsets = np.empty(0, np.int64)
-                for start, stop in block.freed:
-                    pool.free(start, stop)
-                    if errors:
-                        errors = {k: e for k, e in errors.items() if not start <= k < stop}
-                pool.reserve(block.capacity)
-                if len(offsets) < block.capacity:
-                    offsets = np.concatenate(
-                        [offsets, np.empty(block.capacity - len(offsets), np.int64)]
-                    )
-                pool.put(block.targets, rows)
-                offsets[block.targets] = block.offsets
-                errors.update({int(block.targets[i]): e for i, e in rows.errors.items()})
-                del rows, future
-                self._gather(epoch, block, pool, errors, offsets)
+                memory.load(oldest.block, oldest.rows.result())
+                self._gather(oldest.epoch, oldest.block, memory)
+                del oldest
         except BaseException as error:
             with self._condition:
                 self._queue.append(error)
@@ -208,38 +182,23 @@ class Pipeline:
                 yield epoch, block
             yield epoch, None
 
-    def _gather(
-        self,
-        epoch: Epoch,
-        block: Block,
-        source: Pool | HeldColumns | HeldArrow,
-        errors: dict[int, RowError],
-        offsets: Any,
-    ) -> None:
+    def _gather(self, epoch: Epoch, block: Block, memory: _Memory) -> None:
         bounds = block.bounds.tolist()
         for i in range(len(bounds) - 1):
             if self._stopped:
                 return
             part = slice(bounds[i], bounds[i + 1])
-            samples, places = block.samples[part], block.places[part]
-            failed: dict[int, RowError] = {}
-            good = places
-            if errors:
-                failed = {k: errors[p] for k, p in enumerate(places.tolist()) if p in errors}
-                good = np.delete(places, list(failed))
-            padded = None if epoch.pad_from is None else samples >= epoch.pad_from
-            raw = RawBatch(
-                epoch.number, samples, offsets[places], source.take(good), failed, padded
-            )
+            raw = memory.share(epoch, block.samples[part], block.places[part])
+            value: Finished | Future[Finished]
             if self._finishers is None:
                 value = self._timed(raw)
-                self._largest = max(self._largest, _bytes(value))
+                self._largest = max(self._largest, batch_bytes(value.batch))
             else:
-                self._largest = max(self._largest, _bytes(raw.data))
+                self._largest = max(self._largest, batch_bytes(raw.data))
                 value = self._finishers.submit(self._timed, raw)
             self._put(Delivery(epoch.number, block.first + i, value))
 
-    def _timed(self, raw: RawBatch) -> Any:
+    def _timed(self, raw: RawBatch) -> Finished:
         began = time.perf_counter()
         value = self._finish(raw)
         self.transform_time += time.perf_counter() - began
@@ -257,22 +216,65 @@ class Pipeline:
         return max(1, min(self._ready_limit, self._ready_bytes // self._largest))
 
 
-def _bytes(value: Any) -> int:
-    """Bytes of a batch, about."""
-    if isinstance(value, torch.Tensor):
-        return value.nbytes
-    if isinstance(value, np.ndarray | pa.RecordBatch):
-        return int(value.nbytes)
-    if isinstance(value, bytes | str):
-        return len(value)
-    if isinstance(value, dict):
-        return sum(_bytes(item) for item in value.values())
-    if isinstance(value, list | tuple):
-        # one in so many is measured, the others are taken to be alike
-        some = value[:: max(1, len(value) // 16)]
-        return sum(_bytes(item) for item in some) * len(value) // max(1, len(some))
-    if hasattr(value, "values") and isinstance(value.values, np.ndarray):
-        return _bytes(list(value.values)) if value.values.dtype == np.object_ else value.values.nbytes
-    if hasattr(value, "batch"):
-        return _bytes(value.batch)
-    return 64
+@dataclass
+class _Reading:
+    """A block whose rows are being read; no block is the end of its epoch."""
+
+    epoch: Epoch
+    block: Block | None
+    rows: Future[Rows] | None
+
+
+class _Memory:
+    """Where the rows of the current block lie, and which of them could not be read."""
+
+    def __init__(self, schema: pa.Schema, *, columnar: bool) -> None:
+        self._columnar = columnar
+        self._pool: Pool = ColumnPool(schema) if columnar else ArrowPool(schema)
+        self._pool_offsets = np.empty(0, np.int64)
+        self._pool_errors: dict[int, RowError] = {}
+        self._source: Pool | HeldColumns | HeldArrow = self._pool
+        self._offsets = self._pool_offsets
+        self._errors = self._pool_errors
+
+    def load(self, block: Block, rows: Rows) -> None:
+        """Take in what a block reads."""
+        if block.targets is None:
+            self._source = HeldColumns(rows) if self._columnar else HeldArrow(rows)
+            self._offsets, self._errors = block.offsets, rows.errors
+            return
+        errors = self._pool_errors
+        for start, stop in block.freed:
+            self._pool.free(start, stop)
+            for place in [k for k in errors if start <= k < stop]:
+                del errors[place]
+        self._pool.reserve(block.capacity)
+        if len(self._pool_offsets) < block.capacity:
+            grown = np.empty(block.capacity + block.capacity // 4, np.int64)
+            grown[: len(self._pool_offsets)] = self._pool_offsets
+            self._pool_offsets = grown
+        self._pool.put(block.targets, rows)
+        self._pool_offsets[block.targets] = block.offsets
+        errors.update({int(block.targets[i]): error for i, error in rows.errors.items()})
+        self._source, self._offsets, self._errors = self._pool, self._pool_offsets, errors
+
+    def share(self, epoch: Epoch, samples: Ints, places: Ints) -> RawBatch:
+        """Gather one share."""
+        failed: dict[int, RowError] = {}
+        good = places
+        if self._errors:
+            failed = {
+                i: self._errors[place]
+                for i, place in enumerate(places.tolist())
+                if place in self._errors
+            }
+            good = np.delete(places, list(failed))
+        padded = None if epoch.pad_from is None else samples >= epoch.pad_from
+        return RawBatch(
+            epoch.number,
+            samples,
+            self._offsets[places],
+            self._source.take(good),
+            failed,
+            padded,
+        )

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from destrier.errors import ArgumentError, EmptyError
-from destrier.topology import Topology, Worker
+from destrier.topology import ALONE, ONLY_WORKER, Topology, Worker
 
 __all__ = ["REMAINDERS", "Cycles", "Remainder", "Shares", "Steps", "check_batch", "share_bounds"]
 
@@ -84,9 +84,9 @@ class Steps:
     start: int
     global_batch: int
     num_splits: int
-    topology: Topology = Topology()
+    topology: Topology = ALONE
     remainder: Remainder = "drop"
-    worker: Worker = Worker()
+    worker: Worker = ONLY_WORKER
 
     @cached_property
     def total(self) -> int:
@@ -101,9 +101,8 @@ class Steps:
 
     @property
     def largest(self) -> int:
-        """The number of samples in the largest share of this rank."""
-        lo, hi = share_bounds(self.global_batch, self.topology.rank, self.topology.size)
-        return max(1, hi - lo)
+        """The most samples that a share may have; a short step can give one rank more than a whole."""
+        return -(-self.global_batch // self.topology.size)
 
     def step(self, index: int) -> int:
         """The step of this worker's index-th share."""
@@ -180,8 +179,8 @@ class Cycles:
     n: int
     start: int
     num_splits: int
-    topology: Topology = Topology()
-    worker: Worker = Worker()
+    topology: Topology = ALONE
+    worker: Worker = ONLY_WORKER
     rows: int = 64
 
     def __post_init__(self) -> None:
@@ -221,7 +220,7 @@ class Cycles:
         return self._per_share * self.owned
 
     def __len__(self) -> int:
-        return -(-self.cycles // self._per_share)
+        return (self.cycles + self._per_share - 1) // self._per_share
 
     def counter(self, index: int) -> int:
         """The counter after ``index`` shares."""

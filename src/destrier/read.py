@@ -181,7 +181,9 @@ def _is_blob(field: pa.Field) -> bool:
     if metadata.get(b"lance-encoding:blob", b"").lower() == b"true":
         return True
     kind = field.type
-    name = getattr(kind, "extension_name", "") or metadata.get(b"ARROW:extension:name", b"").decode()
+    name = (
+        getattr(kind, "extension_name", "") or metadata.get(b"ARROW:extension:name", b"").decode()
+    )
     return name.startswith("lance.blob")
 
 

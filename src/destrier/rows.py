@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 
-from destrier.batch import RawBatch
+from destrier.batch import Finished, RawBatch
 from destrier.errors import ArgumentError
 
 __all__ = ["SKIPPED", "OnTransformError", "RowFinisher", "check_on_transform_error"]
@@ -47,16 +47,16 @@ class RowFinisher:
         self.on_error = on_error
         self.most_rows = most_rows
 
-    def __call__(self, raw: RawBatch) -> list[Any]:
+    def __call__(self, raw: RawBatch) -> Finished:
         """Finish one share."""
         data = raw.data
         assert isinstance(data, pa.RecordBatch)
         if self.transform is None:
-            return data.to_pylist()  # type: ignore[no-any-return]
+            return Finished(data.to_pylist())
         rows: list[Any] = []
         for start in range(0, data.num_rows, self.most_rows):
             rows.extend(self._transformed(data.slice(start, self.most_rows)))
-        return rows
+        return Finished(rows)
 
     def _transformed(self, batch: pa.RecordBatch) -> list[Any]:
         try:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from destrier.batch import RawBatch
+from destrier.batch import Finished, RawBatch
 from destrier.columns import dense_type
 from destrier.errors import ColumnError, DestrierWarning, StateError
 from destrier.pipeline import Delivery, Epoch, Pipeline
@@ -36,8 +36,9 @@ def chosen_columns(stream: Stream, columns: list[str] | None) -> list[str]:
     names = list(stream.table.schema.names) if columns is None else list(columns)
     stream.table.check_columns(names)
     if not names:
-        raise ColumnError(f"columns is empty; {stream.table.name} has: "
-                          f"{', '.join(stream.table.schema.names)}")
+        raise ColumnError(
+            f"columns is empty; {stream.table.name} has: {', '.join(stream.table.schema.names)}"
+        )
     return names
 
 
@@ -109,7 +110,7 @@ class Work:
 
     stream: Stream
     reader: Reader
-    finish: Callable[[RawBatch], Any]
+    finish: Callable[[RawBatch], Finished]
     shares: Callable[[int], Shares]
     columnar: bool
     threads: int

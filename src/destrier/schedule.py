@@ -129,7 +129,9 @@ class _Windows:
             zero = np.zeros(1, np.int64)
             yield Block(offsets, targets, freed, capacity, first, none, zero, none)
             freed = []
-        offsets, targets = self._content(starts[new], ends[new], slots[new]) if new else (none, none)
+        offsets, targets = (
+            self._content(starts[new], ends[new], slots[new]) if new else (none, none)
+        )
         places = slots[inverse] * size + place
         yield Block(offsets, targets, freed, capacity, first, samples, bounds, places)
 
@@ -158,5 +160,3 @@ def open_rows(order: Order, shares_of: int = 1) -> int:
 def _slot_rows(order: Order) -> int:
     """Rows of the largest window: a split may be shorter than the order's windows are."""
     return min(order.window_rows, -(-order.n // order.num_splits))
-
-

@@ -41,7 +41,7 @@ class Shared:
 
     def __init__(self) -> None:
         self._cells = torch.zeros((1 + _WORKERS, len(COUNTERS)), dtype=torch.int64)
-        self._cells.share_memory_()
+        self._cells.share_memory_()  # type: ignore[no-untyped-call]
         self._iterations = 0
 
     def place(self, epoch: int, counter: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from destrier.errors import ArgumentError, StateError
 from destrier.order import Order
@@ -15,15 +15,13 @@ from destrier.table import Table
 
 __all__ = ["Settings", "Stream", "resolve_stream"]
 
-PermutationLike: TypeAlias = Any
-
 
 @dataclass(frozen=True)
 class Settings:
     """What the user said about the order; None is to be chosen, or taken from a state."""
 
     filter: str | None = None
-    permutation: PermutationLike = None
+    permutation: Permutation | None = None
     num_splits: int | None = None
     shuffle: bool | None = None
     shuffle_seed: int | None = None
@@ -159,9 +157,9 @@ def resolve_stream(
     """
     lanes = None
     if settings.permutation is not None:
-        listing = Permutation.from_any(settings.permutation, table)
-        rows: RowList = listing.rows
-        lanes = listing.num_splits
+        settings.permutation.check_table(table)
+        rows: RowList = settings.permutation.rows
+        lanes = settings.permutation.num_splits
     else:
         rows = select_rows(table, settings.filter)
     count = len(rows)
@@ -210,4 +208,3 @@ def _shuffle_sizes(
         clump_size=clump_size,
         window=settings.shuffle_window,
     )
-

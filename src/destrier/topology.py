@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     Replicas: TypeAlias = int | DeviceMesh
 
-__all__ = ["Topology", "Worker", "current_worker", "resolve_topology"]
+__all__ = ["ALONE", "ONLY_WORKER", "Topology", "Worker", "current_worker", "resolve_topology"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,10 @@ class Worker:
 
     id: int = 0
     count: int = 1
+
+
+ALONE = Topology()
+ONLY_WORKER = Worker()
 
 
 def resolve_topology(

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 # Importing it teaches multiprocessing's pickler to pass tensors in shared memory.
-import torch.multiprocessing  # noqa: F401
+import torch.multiprocessing
 
 from destrier.errors import ArgumentError, WorkerError
 
@@ -75,7 +75,7 @@ def _send(connection: Connection, value: Any) -> None:
     total = sum(-(-size // 64) * 64 for size in sizes)
     shared = torch.empty(total, dtype=torch.uint8)
     if total:
-        shared = shared.share_memory_()
+        shared.share_memory_()  # type: ignore[no-untyped-call]
         memory = shared.numpy()
         at = 0
         for part, size in zip(raw, sizes, strict=True):
@@ -230,5 +230,3 @@ class TransformWorkers:
         for process in self._processes:
             process.stop()
         self._processes.clear()
-
-
