@@ -7,6 +7,8 @@ own tests, is taken for granted.
 
 from __future__ import annotations
 
+import os
+import signal
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -259,3 +261,87 @@ class Journal:
     def __call__(self, batch: Any) -> Any:
         self.calls.append(batch)
         return batch
+
+
+# ---- rows -------------------------------------------------------------------------------------
+
+
+def rows_of(
+    kind: Kind,
+    state: dict[str, Any],
+    *,
+    epoch: int,
+    rank: int = 0,
+    size: int = 1,
+    worker: int = 0,
+    workers: int = 1,
+    start: int = 0,
+) -> list[int]:
+    """Return the ids that one worker of one rank yields in row mode, from the definition."""
+    splits = state["num_splits"]
+    owned = splits // (size * workers)
+    first = (rank * workers + worker) * owned
+    offsets = kind.offsets(state, epoch)
+    return [
+        int(kind.ids[offsets[cycle * splits + lane]])
+        for cycle in range(start // splits, kind.count // splits)
+        for lane in range(first, first + owned)
+    ]
+
+
+def in_turn(lists: Sequence[Sequence[Any]]) -> list[Any]:
+    """Take one of each list in turn, as a DataLoader does with its workers."""
+    out = []
+    for i in range(max(len(items) for items in lists)):
+        out += [items[i] for items in lists if i < len(items)]
+    return out
+
+
+# ---- transforms that other processes can import -----------------------------------------------
+
+
+def doubled(batch: dict[str, Any], seeds: Any) -> dict[str, Any]:
+    """A transform with per-row seeds, which says in which process it ran."""
+    return {
+        **batch,
+        "double": batch["id"] * 2,
+        "seed": torch.from_numpy(seeds),
+        "pid": torch.full((len(batch["id"]),), os.getpid()),
+    }
+
+
+def numbers(batch: dict[str, Any]) -> dict[str, Any]:
+    """A transform that keeps numpy arrays and drops everything else."""
+    return {"id": batch["id"], "vector": batch["vector"].astype(np.float64)}
+
+
+def odd_only(batch: dict[str, Any]) -> dict[str, Any]:
+    """A transform that fails on some rows."""
+    if (batch["id"] % 50 == 0).any():
+        raise ValueError("a row that is a multiple of 50")
+    return batch
+
+
+def dies(batch: dict[str, Any]) -> dict[str, Any]:
+    """A transform that takes its process with it."""
+    if (batch["id"] % 50 == 0).any():
+        os.kill(os.getpid(), signal.SIGKILL)
+    return batch
+
+
+def leaves(batch: dict[str, Any]) -> dict[str, Any]:
+    """A transform that ends its process."""
+    os._exit(3)
+
+
+def refuses(batch: Any) -> Any:
+    """A transform of RecordBatches that fails on some rows."""
+    ids = batch["id"].to_pylist()
+    if any(i % 50 == 0 for i in ids):
+        raise ValueError("a row that is a multiple of 50")
+    return ids
+
+
+def hopeless(batch: dict[str, Any]) -> Any:
+    """A transform whose result cannot be pickled."""
+    return {"id": batch["id"], "what": lambda: None}

@@ -5,7 +5,7 @@ Each file gets a folder of its own, with the table that ``docs/README.md`` makes
 - A block of Python is run; the names it defines stay for the blocks after it. Where a line ends
   in a comment after a ``print`` at the left margin, what it printed must be that comment.
 - A block of Python whose first line is a comment with a file's name is saved as that file.
-- In a block of shell, lines that begin with ``destrier`` or ``torchrun`` are run.
+- In a block of shell, lines that begin with ``destrier`` are run, and the first with ``torchrun``.
 - A block after ``<!-- not run: reason -->`` is left alone.
 """
 
@@ -21,11 +21,14 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
 from destrier import DestrierWarning
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).parent.parent
 INDEX = ROOT / "docs" / "README.md"
@@ -68,6 +71,7 @@ def execute(code: str, page: Path, line: int, names: dict[str, object]) -> str:
 
 
 def run_shell(text: str) -> None:
+    started = False
     for line in text.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
         if words[:1] == ["destrier"]:
@@ -75,7 +79,8 @@ def run_shell(text: str) -> None:
 
             with contextlib.redirect_stdout(io.StringIO()):
                 assert main(words[1:]) in (0, None), line
-        elif words[:1] == ["torchrun"]:
+        elif words[:1] == ["torchrun"] and not started:
+            started = True
             command = [sys.executable, "-m", "torch.distributed.run", *words[1:]]
             done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
             assert done.returncode == 0, done.stderr[-3000:]
@@ -86,13 +91,13 @@ def example_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make the table of the examples, with the code that the index shows."""
     folder = tmp_path_factory.mktemp("examples")
     code = next(block for block in blocks(INDEX) if block.language == "python")
-    with contextlib.chdir(folder) if hasattr(contextlib, "chdir") else _chdir(folder):
+    with _in_folder(folder):
         execute(code.text, INDEX, code.line, {"__name__": "__main__"})
     return folder
 
 
 @contextlib.contextmanager
-def _chdir(folder: Path):
+def _in_folder(folder: Path):
     before = Path.cwd()
     os.chdir(folder)
     try:
@@ -102,9 +107,8 @@ def _chdir(folder: Path):
 
 
 @pytest.fixture
-def folder(example_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Go to a folder with the table, as the only process of a torchrun."""
-    shutil.copytree(example_folder, tmp_path, dirs_exist_ok=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Go to an empty folder, as the only process of a torchrun."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     for name, value in {
@@ -127,7 +131,9 @@ def folder(example_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_page(page: Path, folder: Path) -> None:
+def test_page(page: Path, folder: Path, example_folder: Path) -> None:
+    if page != INDEX:
+        shutil.copytree(example_folder, folder, dirs_exist_ok=True)
     names: dict[str, object] = {"__name__": "__main__"}
     for block in blocks(page):
         if block.not_run:

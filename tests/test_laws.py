@@ -127,7 +127,8 @@ def test_cycles_are_their_definition(
         with pytest.raises(EmptyError, match="at least 1 row per split"):
             Cycles(count, 0, splits)
         return
-    first = min(begun, count) // splits
+    begun = min(begun, count)
+    first = begun // splits
     for rank in range(size):
         for worker in range(workers):
             plan = Cycles(
@@ -310,7 +311,7 @@ def test_replicas_read_the_same(kinds: dict[str, battery.Kind], face: str) -> No
     assert joined(ranks[::2]) == expected(kind, state, epoch=0, batch=BATCH)
 
 
-@pytest.mark.parametrize("budget", [1, 60_000, 1 << 30])
+@pytest.mark.parametrize("budget", [1, 10_000, 1 << 30])
 def test_the_budget_does_not_change_the_batches(
     kinds: dict[str, battery.Kind], face: str, budget: int
 ) -> None:
@@ -427,12 +428,12 @@ def test_five_hops_equal_none(kind: battery.Kind, face: str) -> None:
         state = stream.state_dict()
         whole = expected(kind, state, epoch=0, batch=60)
     given = []
-    for size in (1, 2, 5, 3, 12, 4):
+    for hop, size in enumerate((1, 2, 5, 3, 12, 4)):
         ranks = []
         for rank in range(size):
             with opened(face, kind, batch=60, rank=rank, world_size=size) as stream:
                 stream.load_state_dict(json.loads(json.dumps(state)))
-                ranks.append(read(kind, stream, 2 if size != 4 else None))
+                ranks.append(read(kind, stream, 1 if hop < 5 else None))
                 after = stream.state_dict()
         given += joined(ranks)
         state = after
@@ -570,7 +571,7 @@ def test_set_epoch_acts_on_the_next_iterator(kinds: dict[str, battery.Kind], fac
         iterator = iter(stream)
         head = [battery.check(kind, next(iterator))]
         stream.set_epoch(8)
-        assert stream.state_dict() == {**state, "epoch": 5, "counter": BATCH}
+        assert (stream.state_dict()["epoch"], stream.state_dict()["counter"]) == (5, BATCH)
         assert head + [battery.check(kind, batch) for batch in iterator] == of(5)
         assert stream.state_dict() == {**state, "epoch": 8}, "a state goes on as the loop does"
         assert read(kind, stream) == of(8)
@@ -706,7 +707,8 @@ def test_changes_after_the_state_change_nothing(own_table: Any, face: str, how: 
 
 def test_an_added_column_can_be_read_in_a_run(own_table: Any) -> None:
     path = str(own_table.path)
-    with StreamingDataLoader(path, batch_size=100) as loader:
+    before = StreamingDataset(path, columns=["id"])
+    with StreamingDataLoader(before, batch_size=100) as loader:
         next(iter(loader))
         state = loader.state_dict()
     change(path, "add column")
@@ -753,7 +755,8 @@ def test_a_pinned_version_survives_a_cleanup(own_table: Any) -> None:
     from datetime import timedelta
 
     path = str(own_table.path)
-    with StreamingDataLoader(StreamingDataset(path, pin="run"), batch_size=100) as loader:
+    pinned = StreamingDataset(path, pin="run", columns=["id"])
+    with StreamingDataLoader(pinned, batch_size=100) as loader:
         next(iter(loader))
         state = loader.state_dict()
         whole = len(loader)
@@ -761,7 +764,8 @@ def test_a_pinned_version_survives_a_cleanup(own_table: Any) -> None:
     lance.dataset(path).cleanup_old_versions(
         timedelta(0), delete_unverified=True, error_if_tagged_old_versions=False
     )
-    with StreamingDataLoader(path, batch_size=100) as loader:
+    later = StreamingDataset(path, columns=["id"])
+    with StreamingDataLoader(later, batch_size=100) as loader:
         loader.load_state_dict(state)
         assert len(list(loader)) == whole - 1
 
@@ -769,11 +773,13 @@ def test_a_pinned_version_survives_a_cleanup(own_table: Any) -> None:
 def test_a_copy_or_a_moved_table_is_the_same(own_table: Any, tmp_path: Path) -> None:
     import shutil
 
-    with StreamingDataLoader(str(own_table.path), batch_size=100, with_index=True) as loader:
+    dataset = StreamingDataset(str(own_table.path), columns=["id"])
+    with StreamingDataLoader(dataset, batch_size=100, with_index=True) as loader:
         state = loader.state_dict()
         samples = [batch["row_offset"].tolist() for batch in loader]
     shutil.copytree(own_table.path, tmp_path / "copy.lance")
-    with StreamingDataLoader(str(tmp_path / "copy.lance"), batch_size=100, with_index=True) as loader:
+    dataset = StreamingDataset(str(tmp_path / "copy.lance"), columns=["id"])
+    with StreamingDataLoader(dataset, batch_size=100, with_index=True) as loader:
         loader.load_state_dict(state)
         assert [batch["row_offset"].tolist() for batch in loader] == samples
 
@@ -933,7 +939,7 @@ def test_a_consumer_that_sleeps_holds_the_pipeline(tmp_path: Path, clump: int) -
         assert settle(loader) == waiting
         consumed = 6 * 128 * 1024
         loaded = loader._runner.work.reader.bytes_loaded  # type: ignore[union-attr]
-        assert loaded <= consumed + 2 * budget
+        assert loaded <= consumed + 1.5 * budget
 
 
 def test_a_transform_that_makes_rows_large_is_bounded_too(tmp_path: Path) -> None:
@@ -950,7 +956,7 @@ def test_a_transform_that_makes_rows_large_is_bounded_too(tmp_path: Path) -> Non
             next(iterator)
         for _ in range(64):  # what was queued before its size was known
             next(iterator)
-        assert settle(loader) <= 4 << 20 // (50 * 4000)
+        assert settle(loader) <= (4 << 20) // (50 * 4000)
 
 
 def test_clumps_are_read_in_few_requests(tmp_path: Path) -> None:
@@ -1048,7 +1054,9 @@ def test_nothing_global_is_changed(table_path: str) -> None:
 
     before = world()
     with StreamingDataLoader(
-        StreamingDataset(table_path, filter="label < 7"), batch_size=100, transform=battery.Journal()
+        StreamingDataset(table_path, columns=battery.COLUMNS, filter="label < 7"),
+        batch_size=100,
+        transform=battery.Journal(),
     ) as loader:
         list(loader)
         loader.load_state_dict(loader.state_dict())
@@ -1097,7 +1105,9 @@ def test_a_stream_that_is_dropped_ends_its_threads(
 
     wait_for(lambda: not threads())
     kind = kinds["clumps"]
-    dataset: Any = StreamingDataset(kind.path, global_batch_size=BATCH, **kind.options)
+    dataset: Any = StreamingDataset(
+        kind.path, columns=["id"], global_batch_size=BATCH, **kind.options
+    )
     stream = StreamingDataLoader(dataset) if face == "loader" else dataset
     next(iter(stream))
     del stream, dataset

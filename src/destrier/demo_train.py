@@ -119,7 +119,7 @@ def _train(options: argparse.Namespace, stopping: threading.Event) -> None:
                     parallel(batch["image"].double() / 255), batch["label"]
                 )
                 optimiser.zero_grad()
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
                 optimiser.step()
                 step += 1
                 shares = _gather((_rows(batch), loss.item(), stopping.is_set()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -16,7 +17,7 @@ from destrier.decode import FORMATS, Decode, Format, decode_columns
 from destrier.errors import ArgumentError, IterationError, RowError
 from destrier.plan import Remainder, Shares, Steps, check_batch
 from destrier.read import Reader
-from destrier.runner import DEFAULT_PREFETCH_BYTES, Runner, Work, agree, chosen_columns
+from destrier.runner import DEFAULT_PREFETCH_BYTES, Runner, Work, chosen_columns
 from destrier.state import State
 from destrier.stream import Stream
 from destrier.topology import Topology
@@ -153,7 +154,7 @@ class StreamingDataLoader:
         self._with_index = dataset.with_index if with_index is None else with_index
         self._runner: Runner | None = None
         self._workers: TransformWorkers | None = None
-        self._live: _LoaderIterator | None = None
+        self._live_ref: weakref.ref[_LoaderIterator] | None = None
         self.failures: deque[RowError] = deque(maxlen=_MOST_FAILURES)
         self.rows_skipped = 0
         if dataset.topology_is_known:
@@ -210,15 +211,25 @@ class StreamingDataLoader:
     # ---- iteration ------------------------------------------------------------------------------------
 
     def __iter__(self) -> _LoaderIterator:
-        """Start an epoch: the loaded position once, else the next epoch."""
+        """Start an epoch: the loaded position once, else the next epoch.
+
+        Raises:
+            IterationError: In a forked process.
+        """
+        self.dataset.check_process()
         return _LoaderIterator(self)
+
+    @property
+    def _live(self) -> _LoaderIterator | None:
+        """The iterator in use. One that was dropped, as by ``break``, is none."""
+        return None if self._live_ref is None else self._live_ref()
 
     def _start(self) -> tuple[Runner, Shares]:
         if self._workers is not None and not self._workers.alive:
             self._stop()
         if self._runner is None:
             stream = self._stream()
-            agree(stream, self.dataset.topology)
+            self.dataset.agree(stream)
             self._runner = Runner(self._work(stream), self)
         position = self.dataset.position
         return self._runner, self._runner.start(position.epoch, position.counter)
@@ -331,7 +342,7 @@ class StreamingDataLoader:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_runner": None, "_workers": None, "_live": None}
+        return {**self.__dict__, "_runner": None, "_workers": None, "_live_ref": None}
 
 
 class _LoaderIterator:
@@ -350,7 +361,7 @@ class _LoaderIterator:
         except BaseException:
             dataset.position = before
             raise
-        loader._live = self
+        loader._live_ref = weakref.ref(self)
 
     def __iter__(self) -> _LoaderIterator:
         return self
@@ -361,13 +372,15 @@ class _LoaderIterator:
             if self._why:
                 raise IterationError(f"this iterator is closed: {self._why}")
             raise StopIteration
+        dataset = loader.dataset
         try:
             delivery = self._runner.get()
-        except BaseException:
+        except BaseException as error:
             self.end("")
             loader._stop()
+            if isinstance(error, Exception):
+                dataset.position = dataset.position.failed()
             raise
-        dataset = loader.dataset
         if delivery.index < 0:
             self.end("")
             dataset.position = dataset.position.ended()
@@ -384,7 +397,7 @@ class _LoaderIterator:
     def end(self, why: str) -> None:
         """Close the iterator; with a reason, using it further is an error."""
         if self._loader is not None:
-            self._loader._live = None
+            self._loader._live_ref = None
         self._loader = None
         self._why = why
 

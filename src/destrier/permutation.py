@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,8 @@ __all__ = ["METADATA_KEY", "OrderedRows", "Part", "Permutation", "SavedRows", "d
 
 METADATA_KEY = b"destrier"
 _FORMAT = 1
-_BATCH_ROWS = 1 << 18  # rows written at once
+_COMPUTED_ROWS = 1 << 18  # an order has a cost for each window that it opens
+_BATCH_ROWS = 1 << 16  # Lance holds several batches while it writes
 _CACHED_ROWS = 1 << 20  # saved lists up to here are kept in memory
 _SCANNED_ROWS = 1 << 12  # neighbouring rows from here on are scanned, not taken
 _SCAN_BATCH = 1 << 16
@@ -385,12 +387,16 @@ class Permutation:
         schema = self.schema
         for part in self._parts:
             count = len(part.rows)
-            for start in range(0, count, batch_size):
-                positions = np.arange(start, min(start + batch_size, count))
-                columns = [pa.array(part.rows.offsets(positions))]
-                if part.name is not None:
-                    columns.append(pa.repeat(pa.scalar(part.name, pa.string()), len(positions)))
-                yield pa.record_batch(columns, schema=schema)
+            for start in range(0, count, _COMPUTED_ROWS):
+                positions = np.arange(start, min(start + _COMPUTED_ROWS, count))
+                offsets = part.rows.offsets(positions)
+                for i in range(0, len(offsets), batch_size):
+                    # a copy, so that a batch that is kept does not keep its neighbours
+                    columns = [pa.array(offsets[i : i + batch_size].copy())]
+                    if part.name is not None:
+                        name = pa.scalar(part.name, pa.string())
+                        columns.append(pa.repeat(name, len(columns[0])))
+                    yield pa.record_batch(columns, schema=schema)
 
     def to_arrow(self) -> pa.Table:
         """Return the whole table, in memory."""
@@ -431,7 +437,7 @@ class Permutation:
 
         def batches() -> Iterator[pa.RecordBatch]:
             try:
-                yield from self.to_batches()
+                yield from _on_one_thread(self.to_batches())
             except Exception as error:
                 failed.append(error)
                 raise
@@ -483,6 +489,19 @@ def _writer(
         return str(target.create_table(name, reader, mode=mode, storage_options=options).uri)
 
     return f"{redact(str(target.uri))} as {name!r}", create
+
+
+def _on_one_thread(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Run an iterator on one thread, one batch ahead.
+
+    Lance asks for each batch from another of its threads, and what numpy needs on the way would
+    stay in the heaps of all of them.
+    """
+    with ThreadPoolExecutor(1, "destrier-save") as thread:
+        ahead = thread.submit(next, batches, None)
+        while (batch := ahead.result()) is not None:
+            ahead = thread.submit(next, batches, None)
+            yield batch
 
 
 def _refuse(uri: str) -> None:

@@ -90,6 +90,8 @@ class ColumnPool:
         index = rows.index
         if index is not None and rows.errors:
             targets, index = targets[index >= 0], index[index >= 0]
+        if not len(targets):
+            return
         for i, name in enumerate(rows.batch.schema.names):
             column = from_arrow(rows.batch.column(i))
             if index is not None:

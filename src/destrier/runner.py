@@ -16,7 +16,7 @@ from destrier.errors import ColumnError, DestrierWarning, StateError
 from destrier.pipeline import Delivery, Epoch, Pipeline
 from destrier.plan import Shares
 from destrier.read import Reader
-from destrier.schedule import Schedule
+from destrier.schedule import BLOCK_BYTES, Schedule
 from destrier.stream import Stream
 from destrier.topology import Topology
 
@@ -132,6 +132,7 @@ class Runner:
         self.work = work
         self._owner = weakref.ref(owner)
         self._pipeline: Pipeline | None = None
+        self._ending: Pipeline | None = None
         self._next: tuple[int, int] | None = None
         self._finalizer: weakref.finalize[..., Any] | None = None
         row_bytes = read_row_bytes(work.stream, work.reader)
@@ -149,7 +150,9 @@ class Runner:
                 stacklevel=4,
             )
             held = 0
-        self._ready_bytes = max(work.prefetch_bytes - held, work.prefetch_bytes // 8)
+        self._block_bytes = min(BLOCK_BYTES, work.prefetch_bytes // 16)
+        ahead = 4 * self._block_bytes  # blocks that are read, or were just read
+        self._ready_bytes = max(work.prefetch_bytes - held - ahead, work.prefetch_bytes // 8)
 
     def start(self, epoch: int, counter: int) -> Shares:
         """Go to a position; costs nothing where the pipeline already stands there."""
@@ -191,17 +194,22 @@ class Runner:
             self._finalizer.detach()
             self._finalizer = None
         if self._pipeline is not None:
-            self._pipeline.stop(wait=wait)
+            self._pipeline.stop()
+            self._ending = self._pipeline
+        if wait and self._ending is not None:
+            self._ending.stop(wait=True)
+            self._ending = None
         self._pipeline = None
         self._next = None
 
     def _epochs(self, epoch: int, counter: int) -> Iterator[Epoch]:
         # A generator of the work alone: the driving thread must not keep the owner alive.
-        return _epochs(self.work, epoch, counter, self.row_bytes, self.windows)
+        sizes = {"row_bytes": self.row_bytes, "block_bytes": self._block_bytes}
+        return _epochs(self.work, epoch, counter, windows=self.windows, **sizes)
 
 
 def _epochs(
-    work: Work, epoch: int, counter: int, row_bytes: float, windows: bool
+    work: Work, epoch: int, counter: int, *, row_bytes: float, block_bytes: int, windows: bool
 ) -> Iterator[Epoch]:
     for number in range(epoch, _EPOCHS):
         schedule = Schedule(
@@ -210,6 +218,7 @@ def _epochs(
             work.shares(counter),
             row_bytes=row_bytes,
             windows=windows,
+            block_bytes=block_bytes,
         )
         yield Epoch(number, schedule, work.stream.count if work.padded else None)
         counter = 0

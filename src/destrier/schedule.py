@@ -20,10 +20,10 @@ from destrier.order import Ints, Order
 from destrier.plan import Shares
 from destrier.selection import RowList
 
-__all__ = ["Block", "Schedule", "open_rows"]
+__all__ = ["BLOCK_BYTES", "Block", "Schedule", "open_rows"]
 
 _BLOCK_ROWS = 1 << 16
-_BLOCK_BYTES = 8 << 20
+BLOCK_BYTES = 8 << 20
 _DIRECT_SHARES = 4
 
 
@@ -61,16 +61,24 @@ class Schedule:
         shares: Which samples are delivered, in shares.
         row_bytes: Bytes of a row in memory, about.
         windows: Whether windows are held in a pool.
+        block_bytes: Bytes that are read together, about, unless one share is more.
     """
 
     def __init__(
-        self, order: Order, rows: RowList, shares: Shares, *, row_bytes: float, windows: bool
+        self,
+        order: Order,
+        rows: RowList,
+        shares: Shares,
+        *,
+        row_bytes: float,
+        windows: bool,
+        block_bytes: int = BLOCK_BYTES,
     ) -> None:
         self.order = order
         self.rows = rows
         self.shares = shares
         self.pooled = windows and order.windowed
-        self._most_rows = max(1, min(_BLOCK_ROWS, int(_BLOCK_BYTES / row_bytes)))
+        self._most_rows = max(1, min(_BLOCK_ROWS, int(block_bytes / row_bytes)))
         self.shares_per_block = max(1, self._most_rows // max(1, shares.largest))
 
     def __iter__(self) -> Iterator[Block]:

@@ -26,8 +26,9 @@ COUNTERS = (
     "consumed_rows",
     "rows_skipped",
 )
-_WORKERS = 64  # workers beyond share a row of counters
+_WORKERS = 128  # workers beyond would share a row
 _EPOCH_BITS = 32
+_BASE, _TIMES = len(COUNTERS), len(COUNTERS) + 1  # of a worker's row, behind its counters
 
 
 class Shared:
@@ -36,13 +37,14 @@ class Shared:
     Cell (0, 0) holds ``tag·2³² + epoch`` in one word, so that it is read and written as a whole.
     Tag 0 means that the epoch is still to begin; else it names the DataLoader iterator under which
     it began. All workers of one iterator compute the same tag, so whichever comes first moves the
-    word on and the others find it moved, or move it to the same value.
+    word on and the others find it moved, or move it to the same value. The tag is made of the base
+    seed of torch's iterator and of how often in a row the worker met that seed: persistent workers
+    keep theirs, and a user who seeds torch before each epoch makes new workers meet it again.
     """
 
     def __init__(self) -> None:
-        self._cells = torch.zeros((1 + _WORKERS, len(COUNTERS)), dtype=torch.int64)
+        self._cells = torch.zeros((1 + _WORKERS, len(COUNTERS) + 2), dtype=torch.int64)
         self._cells.share_memory_()  # type: ignore[no-untyped-call]
-        self._iterations = 0
 
     def place(self, epoch: int, counter: int) -> None:
         """Let the next iterator begin here."""
@@ -52,12 +54,7 @@ class Shared:
 
     def begin(self) -> tuple[int, int]:
         """In a worker: the epoch and counter at which this iterator begins."""
-        info = get_worker_info()
-        assert info is not None
-        base = info.seed - info.id
-        tag = mix((base << 16) + self._iterations & (1 << 64) - 1) >> 33 | 1
-        self._iterations += 1
-        self._cells[0, 2] = 1
+        tag = self._tag()
         word = int(self._cells[0, 0])
         before, epoch = word >> _EPOCH_BITS, word & ((1 << _EPOCH_BITS) - 1)
         if before not in (0, tag):
@@ -66,6 +63,20 @@ class Shared:
         self._cells[0, 0] = (tag << _EPOCH_BITS) + epoch
         return epoch, int(self._cells[0, 1])
 
+    def begin_at(self, epoch: int) -> None:
+        """In a worker that was given a state: its iterator begins in this epoch."""
+        self._cells[0, 0] = (self._tag() << _EPOCH_BITS) + epoch
+
+    def _tag(self) -> int:
+        info = get_worker_info()
+        assert info is not None
+        row = self._cells[1 + info.id % _WORKERS]
+        base = mix(info.seed - info.id & (1 << 64) - 1) >> 1
+        row[_TIMES] = int(row[_TIMES]) + 1 if int(row[_BASE]) == base else 0
+        row[_BASE] = base
+        self._cells[0, 2] = 1
+        return mix(base ^ mix(int(row[_TIMES]))) >> 33 | 1
+
     @property
     def reading(self) -> bool:
         """Whether workers have read since the position was last placed."""
@@ -73,11 +84,8 @@ class Shared:
 
     def report(self, worker: int, values: list[int]) -> None:
         """In a worker: publish its counters."""
-        self._cells[1 + worker % _WORKERS] = torch.tensor(values)
+        self._cells[1 + worker % _WORKERS, : len(COUNTERS)] = torch.tensor(values)
 
     def total(self, counter: int) -> int:
         """The sum of a counter over the workers."""
         return int(self._cells[1:, counter].sum())
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_cells": self._cells, "_iterations": 0}

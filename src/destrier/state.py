@@ -125,7 +125,11 @@ class Position:
 
     def ended(self) -> Position:
         """The position after an epoch is over: the start of the next one."""
-        return Position(self.epoch + 1, 0, then=self.then)
+        return Position(self.epoch + 1 if self.then is None else self.then)
+
+    def failed(self) -> Position:
+        """The position after an error: the next iterator goes on there."""
+        return replace(self, begun=False)
 
     def with_epoch(self, epoch: int) -> Position:
         """The position after `set_epoch`."""

@@ -1,0 +1,440 @@
+"""What a table is and what a stream would read, as plain data for people and scripts."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from destrier.errors import ArgumentError, DestrierWarning
+from destrier.plan import Ints, Steps, check_batch
+from destrier.read import Reader
+from destrier.runner import DEFAULT_PREFETCH_BYTES, chosen_columns, read_row_bytes
+from destrier.schedule import Schedule
+from destrier.table import Table, lance_call, redact
+from destrier.topology import Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import lance
+
+    from destrier.stream import Stream
+
+__all__ = [
+    "ColumnReport",
+    "PlanReport",
+    "Share",
+    "TableReport",
+    "blob_columns",
+    "design_effect",
+    "report_plan",
+    "report_table",
+    "stored_bytes",
+]
+
+_LOOKED_AT_ROWS = 1 << 20  # rows of windows whose neighbours are counted
+_LOOKED_AT_RANKS = 8
+_LOOKED_AT_SAMPLES = 1 << 22
+_SUCCESSIVE = 16
+
+
+# ---- a table --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ColumnReport:
+    """A column of a table.
+
+    Attributes:
+        bytes: What it takes on disk, compressed.
+        metadata: Of the field, as text.
+    """
+
+    name: str
+    type: str
+    nullable: bool
+    bytes: int
+    metadata: dict[str, str]
+
+
+@dataclass(frozen=True)
+class TableReport:
+    """A table at one version.
+
+    Attributes:
+        uri: Without credentials.
+        identity: Of the rows, as states name it.
+        bytes: Of the data files, compressed.
+        row_bytes: Of a row in memory, about; sizes of clumps follow from it.
+        versions: Number and time of each version that is there.
+        tags: From name to version.
+        warnings: What makes reading slow.
+    """
+
+    uri: str
+    version: int
+    latest_version: int
+    identity: str
+    rows: int
+    deleted_rows: int
+    fragments: int
+    bytes: int
+    row_bytes: float
+    columns: list[ColumnReport]
+    versions: list[dict[str, Any]]
+    tags: dict[str, int]
+    indices: list[str]
+    warnings: list[str]
+
+
+def report_table(table: Table) -> TableReport:
+    """Describe a table from its manifests and the footers of its files."""
+
+    def look() -> TableReport:
+        dataset = table.dataset
+        fragments = [fragment.metadata for fragment in dataset.get_fragments()]
+        stored = stored_bytes(table)
+        rows = table.num_rows
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", DestrierWarning)
+            table.warn_if_scattered()
+        return TableReport(
+            uri=redact(table.uri),
+            version=table.version,
+            latest_version=int(dataset.latest_version),
+            identity=table.identity,
+            rows=rows,
+            deleted_rows=sum(fragment.physical_rows for fragment in fragments) - rows,
+            fragments=len(fragments),
+            bytes=_file_bytes(dataset),
+            row_bytes=table.row_bytes,
+            columns=[
+                ColumnReport(
+                    name=field.name,
+                    type=str(field.type),
+                    nullable=field.nullable,
+                    bytes=stored[field.name],
+                    metadata=_as_text(field.metadata),
+                )
+                for field in table.schema
+            ],
+            versions=_versions(dataset),
+            tags={name: int(tag["version"]) for name, tag in sorted(dataset.tags.list().items())},
+            indices=[index.name for index in dataset.describe_indices()],
+            warnings=[str(warning.message) for warning in caught],
+        )
+
+    report: TableReport = lance_call(f"describing {table.name}", look)
+    return report
+
+
+def _versions(dataset: lance.LanceDataset) -> list[dict[str, Any]]:
+    versions: list[Any] = list(dataset.versions())
+    return [
+        {"version": int(v["version"]), "time": v["timestamp"].isoformat(timespec="seconds")}
+        for v in versions
+    ]
+
+
+def stored_bytes(table: Table) -> dict[str, int]:
+    """Bytes on disk of each top-level column. Blobs are the rest of the files, in equal parts."""
+    dataset = table.dataset
+    fields: Any = dataset.stats.data_stats().fields  # a list, whatever its annotation says
+    by_field = {field.id: int(field.bytes_on_disk) for field in fields}
+
+    def total(field: Any) -> int:
+        return by_field.get(field.id(), 0) + sum(total(child) for child in field.children())
+
+    stored = {field.name(): total(field) for field in dataset.lance_schema.fields()}
+    blobs = blob_columns(table)
+    rest = max(0, _file_bytes(dataset) - sum(stored.values()))
+    return {
+        name: size + (rest // len(blobs) if name in blobs else 0) for name, size in stored.items()
+    }
+
+
+def blob_columns(table: Table) -> list[str]:
+    """The columns whose values Lance keeps outside the pages of the column."""
+    # A reader's schema is the table's, but for blobs, which arrive as their bytes.
+    read = Reader(table, table.schema.names).schema
+    return [f.name for f in table.schema if not f.equals(read.field(f.name), check_metadata=True)]
+
+
+def _file_bytes(dataset: lance.LanceDataset) -> int:
+    return sum(
+        int(file.file_size_bytes or 0)
+        for fragment in dataset.get_fragments()
+        for file in fragment.metadata.files
+    )
+
+
+def _as_text(metadata: dict[bytes, bytes] | None) -> dict[str, str]:
+    return {
+        k.decode(errors="replace"): v.decode(errors="replace") for k, v in (metadata or {}).items()
+    }
+
+
+# ---- a plan ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one rank reads in one step: sample indices and row offsets, in canonical order."""
+
+    rank: int
+    samples: list[int]
+    rows: list[int]
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """What a stream reads.
+
+    Attributes:
+        table: Name and version of the table.
+        rows: Rows in the selection: the samples of an epoch.
+        steps: Steps of an epoch.
+        surplus_rows: Rows of an epoch that fill no step.
+        shares: What each rank reads in the step.
+        requests_a_step: Over all ranks, at most: one for each run of neighbouring rows and column.
+        bytes_a_step: Over all ranks: as many rows as are read, of average size on disk.
+        open_rows: Rows that the windows of all ranks hold at once.
+        open_bytes: Of them in memory, about.
+        deff: Variance of the mean of a batch over that of a uniform order, by the rule in
+            `design_effect`; None where nothing is shuffled.
+        deff_successive: The same of 16 successive batches.
+    """
+
+    table: str
+    table_rows: int
+    filter: str | None
+    rows: int
+    shuffle: bool
+    seed: int
+    epoch: int
+    num_splits: int
+    clump_size: int
+    window: int
+    global_batch: int
+    world_size: int
+    steps: int
+    surplus_rows: int
+    step: int
+    shares: list[Share]
+    columns: list[str]
+    requests_a_step: float
+    bytes_a_step: float
+    open_rows: int
+    open_bytes: float
+    deff: float | None
+    deff_successive: float | None
+    notes: list[str]
+
+
+def design_effect(samples: int, *, num_splits: int, window: int, clump_size: int) -> float:
+    """Variance of the mean of successive samples over that of as many uniform ones.
+
+    ``1 + (m/S - 1)/w`` for m samples, S splits and windows of w clumps, and 1 where it would be
+    less. It supposes the worst case, that the rows of a clump are alike, as in a sorted table.
+
+    Example:
+        >>> design_effect(16 * 256, num_splits=256, window=8, clump_size=32)
+        2.875
+    """
+    if clump_size == 1:
+        return 1.0
+    return 1 + max(0.0, samples / num_splits - 1) / window
+
+
+def report_plan(
+    stream: Stream,
+    *,
+    global_batch: int,
+    world_size: int = 1,
+    step: int = 0,
+    epoch: int = 0,
+    columns: Sequence[str] | None = None,
+) -> PlanReport:
+    """Describe what a stream reads from the start of an epoch on.
+
+    Args:
+        stream: The resolved stream.
+        global_batch: Samples in a step.
+        world_size: Number of ranks.
+        step: The step whose rows are listed.
+        epoch: Its epoch.
+        columns: Columns that are read; None reads all.
+
+    Raises:
+        ArgumentError: If the ranks cannot share a step, or the epoch has no such step.
+    """
+    if world_size < 1:
+        raise ArgumentError(f"world_size must be at least 1, got {world_size}")
+    check_batch(global_batch, world_size, uneven=False)
+    names = chosen_columns(stream, None if columns is None else list(columns))
+    plan = _Plan(stream, names, global_batch, world_size, epoch)
+    plan.ranks[0].check()
+    steps = len(plan.ranks[0])
+    if not 0 <= step < steps:
+        raise ArgumentError(f"no step {step}: the epoch has the steps 0 to {steps - 1}")
+    identity = stream.identity
+    requests, rows = plan.reads(step)
+
+    def effect(samples: int) -> float | None:
+        if not identity.shuffle:
+            return None
+        return design_effect(
+            samples,
+            num_splits=identity.num_splits,
+            window=identity.window,
+            clump_size=identity.clump_size,
+        )
+
+    return PlanReport(
+        table=stream.table.name,
+        table_rows=stream.table.num_rows,
+        filter=identity.filter,
+        rows=stream.count,
+        shuffle=identity.shuffle,
+        seed=identity.shuffle_seed,
+        epoch=epoch,
+        num_splits=identity.num_splits,
+        clump_size=identity.clump_size,
+        window=identity.window,
+        global_batch=global_batch,
+        world_size=world_size,
+        steps=steps,
+        surplus_rows=stream.count - steps * global_batch,
+        step=step,
+        shares=[plan.share(rank, step) for rank in range(world_size)],
+        columns=names,
+        requests_a_step=requests,
+        bytes_a_step=rows * plan.stored_row_bytes,
+        open_rows=plan.open_rows,
+        open_bytes=plan.open_rows * plan.row_bytes,
+        deff=effect(global_batch),
+        deff_successive=effect(_SUCCESSIVE * global_batch),
+        notes=plan.notes(),
+    )
+
+
+class _Plan:
+    """Who reads what, and how much of it."""
+
+    def __init__(
+        self, stream: Stream, columns: list[str], global_batch: int, world_size: int, epoch: int
+    ) -> None:
+        self.stream = stream
+        self.columns = columns
+        self.order = stream.order(epoch)
+        self.global_batch = global_batch
+        self.ranks = [
+            Steps(stream.count, 0, global_batch, stream.num_splits, Topology(rank, world_size))
+            for rank in range(world_size)
+        ]
+        self.row_bytes = read_row_bytes(stream, Reader(stream.table, columns))
+
+    @cached_property
+    def stored_row_bytes(self) -> float:
+        """Average bytes on disk of a row of the columns."""
+        table = self.stream.table
+        stored = lance_call(f"describing {table.name}", lambda: stored_bytes(table))
+        fragments = table.dataset.get_fragments()
+        physical = sum(fragment.metadata.physical_rows for fragment in fragments)
+        return float(sum(stored[name] for name in self.columns) / physical)
+
+    def share(self, rank: int, step: int) -> Share:
+        """What one rank reads in one step."""
+        samples = self.ranks[rank].share(step)
+        return Share(rank, samples.tolist(), self._offsets(samples).tolist())
+
+    def _offsets(self, samples: Ints) -> Ints:
+        return self.stream.rows.offsets(self.order.rows(samples))
+
+    @cached_property
+    def _splits_read(self) -> int:
+        """Splits that a rank reads, summed over ranks: each split once if no two share one."""
+        splits = self.stream.num_splits
+        period = min(splits // math.gcd(splits, self.global_batch), len(self.ranks[0]))
+        period = max(1, min(period, _LOOKED_AT_SAMPLES // self.global_batch))
+        return sum(
+            len(np.unique(np.concatenate([steps.share(i) for i in range(period)]) % splits))
+            for steps in self.ranks
+        )
+
+    @cached_property
+    def open_rows(self) -> int:
+        """Rows that the windows of all ranks hold at once."""
+        order = self.order
+        if not order.windowed:
+            return 0
+        return self._splits_read * min(order.window_rows, -(-order.n // order.num_splits))
+
+    @property
+    def pooled(self) -> bool:
+        """Whether the open windows fit the memory that a loader takes by default."""
+        held = self.open_rows * self.row_bytes / len(self.ranks)
+        return 0 < held <= DEFAULT_PREFETCH_BYTES * 3 // 4
+
+    def reads(self, step: int) -> tuple[float, float]:
+        """Requests and rows read in a step, over all ranks, once reading has settled."""
+        if self.pooled:
+            rows = self.global_batch * self._splits_read / self.stream.num_splits
+            return self._window_runs(step) * rows * len(self.columns), rows
+        runs = 0.0
+        looked_at = self.ranks[:_LOOKED_AT_RANKS]
+        for steps in looked_at:
+            schedule = Schedule(
+                self.order, self.stream.rows, steps, row_bytes=self.row_bytes, windows=False
+            )
+            last = min(step + schedule.shares_per_block, len(steps))
+            samples, _ = steps.samples(step, last)
+            runs += _runs(self._offsets(samples)) / (last - step)
+        runs *= len(self.ranks) / len(looked_at)
+        return runs * len(self.columns), float(self.global_batch)
+
+    def _window_runs(self, step: int) -> float:
+        """Runs of neighbouring rows for each row, in windows that the step takes rows from."""
+        samples = np.concatenate([steps.share(step) for steps in self.ranks])
+        lo, hi, place = self.order.locate(samples)
+        splits = self.order.num_splits
+        _, index = np.unique(lo, return_index=True)
+        runs = rows = 0
+        for i in index[: max(1, _LOOKED_AT_ROWS // self.order.window_rows)].tolist():
+            # A split consumes a window place by place, and begins inside of one.
+            cycle, split = divmod(int(samples[i]), splits)
+            cycles = len(range(split, self.order.n, splits))
+            places = np.arange(hi[i] - lo[i]) - place[i]
+            window = (cycle + places) % cycles * splits + split
+            runs += _runs(self._offsets(window))
+            rows += len(window)
+        return runs / rows
+
+    def notes(self) -> list[str]:
+        """What deserves attention."""
+        notes = []
+        if self.order.windowed and not self.pooled:
+            held = int(self.open_rows * self.row_bytes / len(self.ranks))
+            notes.append(
+                f"the open rows of a rank take about {held >> 20} MiB, more than fit the default "
+                f"prefetch_bytes of {DEFAULT_PREFETCH_BYTES >> 20} MiB: rows are then read one by "
+                "one"
+            )
+        if self.order.windowed and self._splits_read > self.stream.num_splits:
+            times = self._splits_read / self.stream.num_splits
+            notes.append(
+                f"each split is read by {times:.1f} ranks on average; by one alone where "
+                "num_splits and the global batch divide each other and the world size divides both"
+            )
+        return notes
+
+
+def _runs(offsets: Ints) -> int:
+    """How many runs of neighbours some rows consist of."""
+    unique = np.unique(offsets)
+    return 1 + int((np.diff(unique) > 1).sum())

@@ -1,0 +1,347 @@
+"""The command line: what it prints, what scripts get, and how it fails."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import tables
+from destrier import Permutation, StreamingDataLoader, StreamingDataset, __version__
+from destrier.cli import main
+from destrier.report import design_effect
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from conftest import Made
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    """Run the command line in this process."""
+    try:
+        code = main([str(argument) for argument in arguments])
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
+    """Run a command with --json and return what it says."""
+    code, out, err = run(capsys, *arguments, "--json")
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
+# ---- info -----------------------------------------------------------------------------------
+
+
+def test_info_describes_a_table(capsys, table_path):
+    code, out, err = run(capsys, "info", table_path)
+    assert (code, err) == (0, "")
+    assert "1,003, " in out
+    assert "deleted" in out
+    for name in ("vector", "fixed_size_list<item: float>[4]", "tokens", "versions: 3"):
+        assert name in out
+
+
+def test_info_for_scripts(capsys, own_table: Made):
+    dataset = lance.dataset(str(own_table.path))
+    dataset.tags.create("golden", 2)
+    report = answer(capsys, "info", own_table.path)
+    assert report["rows"] == tables.ROWS
+    assert report["version"] == report["latest_version"] == dataset.version
+    assert report["tags"] == {"golden": 2}
+    assert [v["version"] for v in report["versions"]] == [1, 2, 3]
+    assert [c["name"] for c in report["columns"]] == dataset.schema.names
+    assert report["bytes"] >= sum(c["bytes"] for c in report["columns"]) > 0
+    assert report["deleted_rows"] > 0
+    assert report["warnings"] == []
+    older = answer(capsys, "info", own_table.path, "--table-version", "golden")
+    assert (older["version"], older["latest_version"]) == (2, 3)
+    assert older["rows"] > report["rows"]
+    assert answer(capsys, "info", own_table.path, "--table-version", "1")["rows"] == 50
+
+
+def test_info_warns_of_many_small_fragments(capsys, tmp_path: Path):
+    tables.appended_table(tmp_path / "many.lance", 70, 2)
+    (warning,) = answer(capsys, "info", tmp_path / "many.lance")["warnings"]
+    assert "compact" in warning
+    code, out, _ = run(capsys, "info", tmp_path / "many.lance")
+    assert code == 0
+    assert "warning: " in out
+    code, out, err = run(capsys, "plan", tmp_path / "many.lance", "--global-batch", 10)
+    assert code == 0
+    assert err.startswith("destrier: warning: ")
+    assert err.count("\n") == 1
+
+
+# ---- head -----------------------------------------------------------------------------------
+
+
+def test_head_prints_rows_in_table_order(capsys, table_path, table_ids):
+    rows = answer(capsys, "head", table_path, "-n", 5)
+    assert [row["row"] for row in rows] == [0, 1, 2, 3, 4]
+    assert [row["id"] for row in rows] == table_ids[:5].tolist()
+    first = int(table_ids[0])
+    assert rows[0]["blob"] == {
+        "bytes": len(tables.blob(first)),
+        "hex": tables.blob(first)[:8].hex(),
+    }
+    code, out, _ = run(capsys, "head", table_path)
+    assert code == 0
+    assert len(out.splitlines()) == 11
+    assert "row  id" in out
+    assert f"row {first}" in out
+
+
+def test_head_filters_and_chooses_columns(capsys, table_path, table_ids):
+    rows = answer(
+        capsys, "head", table_path, "--filter", "label = 3", "-n", 4, "--columns", "label,id"
+    )
+    offsets = np.flatnonzero(table_ids % 10 == 3)[:4]
+    assert rows == [
+        {"row": offset, "label": 3, "id": table_ids[offset]} for offset in offsets.tolist()
+    ]
+    assert answer(capsys, "head", table_path, "--filter", "id < 0") == []
+    code, out, _ = run(capsys, "head", table_path, "--filter", "id < 0", "--columns", "id")
+    assert (code, out) == (0, "row  id\n")
+
+
+def test_head_says_every_value_as_json(capsys, tmp_path: Path):
+    blobs = pa.field("large", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
+    schema = pa.schema(
+        [("x", pa.float32()), ("when", pa.timestamp("us")), ("d", pa.decimal128(9, 2)), blobs]
+    )
+    rows = [
+        {"x": float("nan"), "when": 0, "d": None, "large": b"12345"},
+        {"x": None, "when": None, "d": 5, "large": None},
+    ]
+    lance.write_dataset(pa.Table.from_pylist(rows, schema), tmp_path / "odd.lance")
+    first, second = answer(capsys, "head", tmp_path / "odd.lance")
+    assert first["x"] == "nan"
+    assert first["when"] == "1970-01-01T00:00:00"
+    assert first["large"] == {"bytes": 5}
+    assert second["x"] is None
+    assert second["d"] == "5.00"
+    code, out, _ = run(capsys, "head", tmp_path / "odd.lance")
+    assert code == 0
+    assert "5 B blob" in out
+
+
+def test_head_ends_quietly_when_nobody_reads_on(tmp_path: Path):
+    tables.plain_table(tmp_path / "plain.lance", 50_000)
+    command = [sys.executable, "-m", "destrier.cli", "head", str(tmp_path / "plain.lance")]
+    with subprocess.Popen(
+        [*command, "-n", "50000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().startswith("row ")
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait() == 0
+
+
+# ---- plan -----------------------------------------------------------------------------------
+
+PLAN = ("--filter", "label < 7", "--global-batch", 24, "--seed", 5, "--epoch", 2, "--step", 3)
+
+
+def test_plan_lists_what_the_loaders_read(capsys, table_path):
+    report = answer(capsys, "plan", table_path, *PLAN, "--world-size", 3)
+    assert [share["rank"] for share in report["shares"]] == [0, 1, 2]
+    for share in report["shares"]:
+        dataset = StreamingDataset(
+            table_path,
+            columns=["id"],
+            filter="label < 7",
+            shuffle_seed=5,
+            epoch=2,
+            rank=share["rank"],
+            world_size=3,
+        )
+        with StreamingDataLoader(dataset, global_batch_size=24, with_index=True) as loader:
+            loader.skip(3)
+            batch = next(iter(loader))
+            assert batch["row_offset"].tolist() == share["rows"]
+            assert batch["sample_index"].tolist() == share["samples"]
+            assert len(loader) == report["steps"]
+    assert report["steps"] * 24 + report["surplus_rows"] == report["rows"]
+    assert report["table_rows"] == tables.ROWS
+
+
+def test_plan_in_words(capsys, table_path):
+    code, out, err = run(capsys, "plan", table_path, *PLAN, "--world-size", 3)
+    assert (code, err) == (0, "")
+    for words in ("steps of 24 rows", "rank 2: ", "deff", "requests", "where label < 7"):
+        assert words in out
+
+
+def test_plan_counts_reads_and_open_rows(capsys, tmp_path: Path):
+    tables.plain_table(tmp_path / "plain.lance", 40_000)
+    sizes = ("--global-batch", 64, "--num-splits", 64, "--clump-size", 16, "--window", 4)
+    one = answer(capsys, "plan", tmp_path / "plain.lance", *sizes)
+    assert one["open_rows"] == 64 * 16 * 4
+    assert one["open_bytes"] == one["open_rows"] * 16  # 8 + 4 + 4 bytes
+    runs = one["requests_a_step"] / 3  # columns
+    assert 64 / 16 <= runs <= 64 / 16 * 1.5  # clumps are cut where windows and splits end
+    id_only = answer(capsys, "plan", tmp_path / "plain.lance", *sizes, "--columns", "id")
+    assert id_only["requests_a_step"] == runs
+    assert id_only["bytes_a_step"] < one["bytes_a_step"]
+    assert (one["deff"], one["deff_successive"]) == (1.0, 1 + 15 / 4)
+    four = answer(capsys, "plan", tmp_path / "plain.lance", *sizes, "--world-size", 4)
+    assert four["open_rows"] == one["open_rows"]  # each rank holds its own splits
+    assert four["notes"] == []
+    odd = ("--global-batch", 96, "--num-splits", 64, "--clump-size", 16, "--window", 4)
+    shared = answer(capsys, "plan", tmp_path / "plain.lance", *odd, "--world-size", 3)
+    assert shared["open_rows"] > one["open_rows"]
+    assert "read by" in shared["notes"][0]
+
+
+def test_plan_without_a_shuffle(capsys, table_path):
+    report = answer(capsys, "plan", table_path, "--no-shuffle", "--global-batch", 10, "--step", 2)
+    assert report["shares"][0]["rows"] == list(range(20, 30))
+    assert report["deff"] is None
+    assert report["open_rows"] == 0
+    code, out, _ = run(capsys, "plan", table_path, "--no-shuffle")
+    assert code == 0
+    assert "nothing is shuffled" in out
+
+
+def test_the_design_effect_is_that_of_the_order_page():
+    sizes = {"clump_size": 32, "window": 8}
+    assert design_effect(256, num_splits=64, **sizes) == 1.375
+    assert design_effect(256, num_splits=256, **sizes) == 1
+    assert design_effect(10, num_splits=256, **sizes) == 1
+    assert design_effect(256, num_splits=1, clump_size=1, window=1) == 1
+
+
+# ---- permute --------------------------------------------------------------------------------
+
+
+def test_permute_writes_parts(capsys, table_path, table_ids, tmp_path: Path):
+    out = tmp_path / "parts.lance"
+    code, said, err = run(
+        capsys, "permute", table_path, out, "--filter", "label < 5", "--parts", "train=0.8,val=0.2"
+    )
+    assert (code, err) == (0, "")
+    permutation = Permutation.open(str(out))
+    assert permutation.parts == ["train", "val"]
+    rows = permutation.to_arrow()["row_offset"].to_numpy()
+    assert sorted(rows.tolist()) == np.flatnonzero(table_ids % 10 < 5).tolist()
+    assert rows.tolist() != sorted(rows.tolist())
+    assert f"train {len(permutation['train']):,}, val {len(permutation['val']):,}" in said
+
+
+def test_permute_by_counts_and_seed(capsys, table_path, tmp_path: Path):
+    lists = []
+    for name, *options in (("a",), ("b", "--seed", 0), ("c", "--seed", 1)):
+        code, _, _ = run(
+            capsys, "permute", table_path, tmp_path / name, "--parts", "a=100,b=3", *options
+        )
+        assert code == 0
+        lists.append(Permutation.open(str(tmp_path / name)).to_arrow()["row_offset"].to_pylist())
+    assert len(lists[0]) == 103
+    assert lists[0] == lists[1] != lists[2]
+    code, _, _ = run(capsys, "permute", table_path, tmp_path / "d", "--no-shuffle")
+    assert code == 0
+    plain = Permutation.open(str(tmp_path / "d")).to_arrow()["row_offset"].to_pylist()
+    assert plain == list(range(tables.ROWS))
+
+
+def test_permute_replaces_a_table_only_when_told_to(capsys, table_path, tmp_path: Path):
+    out = tmp_path / "order.lance"
+    assert run(capsys, "permute", table_path, out)[0] == 0
+    code, _, err = run(capsys, "permute", table_path, out)
+    assert code == 1
+    assert "overwrite" in err
+    assert run(capsys, "permute", table_path, out, "--overwrite")[0] == 0
+
+
+# ---- failing --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("info", "/no/such/table.lance"), "no such file"),
+        (("info", "memory://x"), "memory://"),
+        (("info", "TABLE", "--table-version", "99"), "version 99"),
+        (("info", "TABLE", "--table-version", "gone"), "'gone'"),
+        (("head", "TABLE", "--columns", "id,colour"), "no column 'colour'"),
+        (("head", "TABLE", "--filter", "colour = 3"), "its columns are: id, label"),
+        (("plan", "TABLE", "--filter", "colour = 3"), "its columns are: id, label"),
+        (("plan", "TABLE", "--filter", "id < 0"), "keeps none"),
+        (("plan", "TABLE", "--global-batch", "24", "--world-size", "5"), "1, 2, 3, 4, 6, 8"),
+        (("plan", "TABLE", "--global-batch", "5000"), "fewer than one step"),
+        (("plan", "TABLE", "--step", "3"), "the steps 0 to 2"),
+        (("plan", "TABLE", "--seed", str(1 << 32)), "2**32"),
+        (("plan", "TABLE", "--num-splits", "1004"), "1004"),
+        (("permute", "TABLE", "OUT", "--parts", "a=0.8,b=0.4"), "sum to 1"),
+        (("permute", "TABLE", "OUT", "--parts", "a=1000,b=4"), "1003"),
+        (("permute", "TABLE", "OUT", "--parts", "a=0,b=1"), "over 0"),
+    ],
+)
+def test_an_error_is_one_line_and_exit_code_1(
+    capsys, table_path, tmp_path: Path, arguments: tuple[str, ...], words: str
+):
+    places = {"TABLE": table_path, "OUT": str(tmp_path / "out.lance")}
+    code, out, err = run(capsys, *(places.get(a, a) for a in arguments))
+    assert (code, out) == (1, "")
+    assert err.startswith("destrier: error: ")
+    assert words in err
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("nonsense",),
+        ("info",),
+        ("head", "x", "-n", "0"),
+        ("plan", "x", "--world-size", "two"),
+        ("permute", "x", "y", "--parts", "train"),
+        ("permute", "x", "y", "--parts", "a=1,a=2"),
+        ("permute", "x", "y", "--parts", "a=much"),
+        ("info", "x", "--unknown"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2(capsys, arguments: tuple[str, ...]):
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("destrier: usage: ")
+    assert err.count("\n") == 1
+
+
+def test_version_and_help(capsys):
+    assert run(capsys, "--version") == (0, f"destrier {__version__}\n", "")
+    for command in ((), ("info",), ("head",), ("plan",), ("permute",), ("demo",)):
+        code, out, err = run(capsys, *command, "--help")
+        assert (code, err) == (0, "")
+        assert out.startswith("usage: destrier")
+
+
+def test_credentials_are_not_echoed(capsys, table_path, tmp_path: Path):
+    secret = "hunter2hunter2"
+    given = ("--storage-option", f"aws_secret_access_key={secret}")
+    for command in (("info",), ("head",), ("plan",), ("info", "--json"), ("plan", "--json")):
+        code, out, err = run(capsys, command[0], table_path, *command[1:], *given)
+        assert code == 0
+        assert secret not in out + err
+    # where a message would repeat one, and where the option itself is wrong
+    code, out, err = run(capsys, "info", tmp_path / secret, *given)
+    assert code == 1
+    assert secret not in out + err
+    code, out, err = run(capsys, "info", table_path, "--storage-option", secret)
+    assert code == 2
+    assert secret not in out + err
