@@ -91,8 +91,10 @@ def test_fork_is_refused_at_once(kind: Kind, mode: str) -> None:
     options = {"global_batch_size": 10} if mode == "batches" else {}
     dataset = StreamingDataset(kind.path, columns=["id"], **options, **kind.options)
     loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="fork")
+    iterator = iter(loader)
     with pytest.raises(IterationError, match=r"(?s)fork.*multiprocessing_context='spawn'"):
-        next(iter(loader))
+        next(iterator)
+    iterator._shutdown_workers()  # quicker than when it is collected
 
 
 def test_a_loader_in_a_forked_process_is_refused(kind: Kind) -> None:
@@ -185,8 +187,10 @@ def test_splits_that_workers_cannot_share_are_an_error(kind: Kind) -> None:
     loader = DataLoader(
         dataset, batch_size=None, num_workers=2, multiprocessing_context="forkserver"
     )
+    iterator = iter(loader)
     with pytest.raises(ValueError, match=r"num_splits \(9\) must be divisible by .*\(2\)"):
-        next(iter(loader))
+        next(iterator)
+    iterator._shutdown_workers()
 
 
 # ---- torchdata's StatefulDataLoader -----------------------------------------------------------

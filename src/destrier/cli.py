@@ -429,9 +429,10 @@ def _print_plan(report: PlanReport) -> None:
             "order": _order(report),
             "epoch": f"{report.steps:,} steps of {report.global_batch:,} rows, "
             f"{report.surplus_rows:,} rows over",
-            "reads a step": f"at most {number(report.requests_a_step)} requests, about "
-            f"{size(report.bytes_a_step)} (estimated: a request for each run of neighbouring "
-            f"rows in each of {len(report.columns)} columns, rows of average size on disk)",
+            "reads a step": f"about {number(report.requests_a_step)} requests of "
+            f"{size(report.bytes_a_step)} in all (estimated, for the middle of an epoch: one for "
+            f"each run of neighbouring rows in each of {len(report.columns)} columns, rows of "
+            "average size on disk; Lance joins requests that lie close)",
             "open rows": f"{report.open_rows:,}, about {size(report.open_bytes)} over all ranks"
             if report.open_rows
             else "none: rows are read shortly before their step",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 import weakref
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch.utils.data import IterableDataset
 
 from destrier.batch import INDEX_COLUMNS, Finisher
@@ -758,6 +760,8 @@ def owned_rows(
     """Rows that open windows hold in this process."""
     order = stream.order(0)
     if batch is None:
-        return open_rows(order, topology.size * worker.count)
-    blocks = batch % stream.num_splits == 0 and stream.num_splits % topology.size == 0
-    return open_rows(order, topology.size if blocks else 1)
+        return open_rows(order, order.num_splits // (topology.size * worker.count))
+    # The lanes of a rank's shares come again after so many steps.
+    period = order.num_splits // math.gcd(order.num_splits, batch)
+    steps = Steps(batch * period, 0, batch, order.num_splits, topology)
+    return open_rows(order, len(np.unique(steps.samples(0, period)[0] % order.num_splits)))

@@ -201,7 +201,8 @@ class PlanReport:
         steps: Steps of an epoch.
         surplus_rows: Rows of an epoch that fill no step.
         shares: What each rank reads in the step.
-        requests_a_step: Over all ranks, at most: one for each run of neighbouring rows and column.
+        requests_a_step: Over all ranks, about, in the middle of an epoch: one for each run of
+            neighbouring rows and column. Lance joins those that lie close.
         bytes_a_step: Over all ranks: as many rows as are read, of average size on disk.
         open_rows: Rows that the windows of all ranks hold at once.
         open_bytes: Of them in memory, about.

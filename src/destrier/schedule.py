@@ -22,7 +22,7 @@ from destrier.selection import RowList
 
 __all__ = ["BLOCK_BYTES", "Block", "Schedule", "open_rows"]
 
-_BLOCK_ROWS = 1 << 16
+_BLOCK_ROWS = 1 << 18
 BLOCK_BYTES = 8 << 20
 _DIRECT_SHARES = 4
 
@@ -158,11 +158,9 @@ class _Windows:
         return [(slot * size, (slot + 1) * size) for slot in slots]
 
 
-def open_rows(order: Order, shares_of: int = 1) -> int:
-    """Rows that the windows of one rank hold at once, where ``shares_of`` ranks share them."""
-    if not order.windowed:
-        return 0
-    return -(-order.num_splits // shares_of) * _slot_rows(order)
+def open_rows(order: Order, splits: int) -> int:
+    """Rows that the windows of so many splits hold at once."""
+    return splits * _slot_rows(order) if order.windowed else 0
 
 
 def _slot_rows(order: Order) -> int:
