@@ -158,9 +158,7 @@ def main() -> None:
         return max(r[i]["rows_per_second"] for n, r in rounds.items() if n.startswith(prefix))
 
     ratios = {
-        f"destrier to {peer}": spread(
-            [best("destrier", i) / best(peer, i) for i in range(ROUNDS)]
-        )
+        f"destrier to {peer}": spread([best("destrier", i) / best(peer, i) for i in range(ROUNDS)])
         for peer in ("lancedb", "litdata")
     }
     first = [
@@ -169,8 +167,12 @@ def main() -> None:
             rounds["first sample, destrier"], rounds["first sample, lancedb"], strict=True
         )
     ]
-    out = {n: {key: spread([r[key] for r in runs]) for key in runs[0]} for n, runs in rounds.items()}
-    save("peers", {"runs": out, "ratios": ratios, "first_sample_lancedb_to_destrier": spread(first)})
+    out = {
+        n: {key: spread([r[key] for r in runs]) for key in runs[0]} for n, runs in rounds.items()
+    }
+    save(
+        "peers", {"runs": out, "ratios": ratios, "first_sample_lancedb_to_destrier": spread(first)}
+    )
 
 
 CASES = {

@@ -69,7 +69,9 @@ def main() -> None:
             shutil.rmtree(cache)
             os.mkdir(cache)
             for name in cases:
-                results[name].append(fresh(script, "case", small if name == "small" else path, name))
+                results[name].append(
+                    fresh(script, "case", small if name == "small" else path, name)
+                )
     out = {
         name: {key: spread([r[key] for r in runs]) for key in runs[0]}
         for name, runs in results.items()

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import logging
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import lance
@@ -41,7 +45,6 @@ from destrier.plan import Cycles, Steps
 from destrier.topology import Topology, Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 BATCH = 120  # every one of the world sizes divides it
@@ -100,7 +103,13 @@ def test_plan_is_its_definition(
         seen: dict[int, list[int]] = {}
         for worker in range(workers):
             plan = Steps(
-                count, start, batch, splits, Topology(rank, size), remainder, Worker(worker, workers)
+                count,
+                start,
+                batch,
+                splits,
+                Topology(rank, size),
+                remainder,
+                Worker(worker, workers),
             )
             samples, bounds = plan.samples(0, len(plan))
             for i in range(len(plan)):
@@ -131,9 +140,7 @@ def test_cycles_are_their_definition(
     first = begun // splits
     for rank in range(size):
         for worker in range(workers):
-            plan = Cycles(
-                count, begun, splits, Topology(rank, size), Worker(worker, workers), rows
-            )
+            plan = Cycles(count, begun, splits, Topology(rank, size), Worker(worker, workers), rows)
             owned = splits // size // workers
             lanes = range((rank * workers + worker) * owned, (rank * workers + worker + 1) * owned)
             slow = [c * splits + lane for c in range(first, count // splits) for lane in lanes]
@@ -215,15 +222,15 @@ def test_tables_of_a_few_rows(tmp_path: Path, rows: int, remainder: Any, face: s
 def test_an_empty_share_is_a_batch_of_no_rows(tmp_path: Path) -> None:
     tables.varied_table(tmp_path / "few.lance", 3)
     dataset = StreamingDataset(str(tmp_path / "few.lance"), rank=0, world_size=8)
-    for format in ("torch", "numpy", "arrow", "rows"):
+    for name in ("torch", "numpy", "arrow", "rows"):
         with StreamingDataLoader(
-            dataset, global_batch_size=8, remainder="keep", format=format, with_index=True
+            dataset, global_batch_size=8, remainder="keep", format=name, with_index=True
         ) as loader:
             (batch,) = list(loader)
-        if format == "arrow":
+        if name == "arrow":
             assert batch.num_rows == 0
             assert batch.schema.names == [*dataset.table.schema.names, "sample_index", "row_offset"]
-        elif format == "rows":
+        elif name == "rows":
             assert batch == []
         else:
             assert {len(value) for value in batch.values()} == {0}
@@ -261,9 +268,8 @@ def test_length_stays_the_same_through_a_resume(kind: battery.Kind, face: str) -
 def test_global_batches_are_the_same_for_every_world_size(
     kind: battery.Kind, face: str, batch: int
 ) -> None:
-    for size in WORLD_SIZES:
-        if batch % size or (batch != BATCH and size not in (3, 4, 12)):
-            continue
+    sizes = WORLD_SIZES if face == "loader" else (1, 2, 5, 12)
+    for size in sizes if batch == BATCH else (3, 12):
         ranks = []
         for rank in range(size):
             with opened(face, kind, batch=batch, rank=rank, world_size=size) as stream:
@@ -286,9 +292,7 @@ def test_batch_size_is_of_one_rank(kinds: dict[str, battery.Kind]) -> None:
         assert mine == expected(kind, state, epoch=0, batch=120, rank=rank, size=3)
 
 
-def test_uneven_shares_differ_by_one_and_steps_stay_equal(
-    kind: battery.Kind, face: str
-) -> None:
+def test_uneven_shares_differ_by_one_and_steps_stay_equal(kind: battery.Kind, face: str) -> None:
     ranks = []
     for rank in range(7):
         with opened(face, kind, batch=BATCH, uneven=True, rank=rank, world_size=7) as stream:
@@ -329,16 +333,10 @@ def test_the_budget_does_not_change_the_batches(
         if face == "loader":
             stream = StreamingDataLoader(dataset, prefetch_bytes=budget)
         small = budget < 1 << 20 and name != "plain"
-        with pytest.warns(DestrierWarning, match="prefetch_bytes") if small else no_warning():
+        with pytest.warns(DestrierWarning, match="prefetch_bytes") if small else nullcontext():
             batches = read(kind, stream)
         assert batches == expected(kind, stream.state_dict(), epoch=0, batch=96)
         stream.close()
-
-
-def no_warning() -> Any:
-    import contextlib
-
-    return contextlib.nullcontext()
 
 
 @given(
@@ -532,15 +530,15 @@ def test_an_epoch_left_early_keeps_its_place_until_the_next(face: str, kind: bat
         assert stream.state_dict() == {**fresh, "epoch": 2}
 
 
-def test_a_loaded_state_continues_as_the_loop_would(kinds: dict[str, battery.Kind], face: str) -> None:
+def test_a_loaded_state_continues_as_the_loop_would(
+    kinds: dict[str, battery.Kind], face: str
+) -> None:
     kind = kinds["clumps"]
     for remainder in REMAINDERS:
         how = {"batch": 100, "remainder": remainder}
         with opened(face, kind, **how) as stream:
             state = stream.state_dict()
-            whole = [
-                expected(kind, state, epoch=epoch, **how) for epoch in range(3)
-            ]
+            whole = [expected(kind, state, epoch=epoch, **how) for epoch in range(3)]
             read(kind, stream, 4)
             state = stream.state_dict()
         with opened(face, kind, **how) as stream:
@@ -630,7 +628,9 @@ def test_a_second_live_iterator_of_a_dataset_is_refused(kinds: dict[str, battery
         assert len(list(dataset)) == len(dataset)
 
 
-def test_an_iterator_from_before_a_load_is_closed(face: str, kinds: dict[str, battery.Kind]) -> None:
+def test_an_iterator_from_before_a_load_is_closed(
+    face: str, kinds: dict[str, battery.Kind]
+) -> None:
     kind = kinds["clumps"]
     with opened(face, kind, batch=BATCH) as stream:
         older = iter(stream)
@@ -689,8 +689,10 @@ def change(path: str, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["append", "update", "delete", "compact", "add column"])
 def test_changes_after_the_state_change_nothing(own_table: Any, face: str, how: str) -> None:
-    for options in ({"num_splits": 8, "shuffle_clump_size": 3, "shuffle_window": 4},
-                    {"filter": "label < 7"}):
+    for options in (
+        {"num_splits": 8, "shuffle_clump_size": 3, "shuffle_window": 4},
+        {"filter": "label < 7"},
+    ):
         everything = np.arange(len(own_table.ids))
         keep = everything[own_table.ids % 10 < 7] if "filter" in options else everything
         kind = battery.Kind(str(own_table.path), own_table.ids, options, keep)
@@ -737,8 +739,6 @@ def test_a_version_with_other_rows_is_refused(own_table: Any, face: str) -> None
 
 
 def test_a_version_that_is_gone_is_named(own_table: Any, face: str) -> None:
-    from datetime import timedelta
-
     path = str(own_table.path)
     kind = battery.Kind(path, own_table.ids, {}, np.arange(len(own_table.ids)))
     with opened(face, kind, batch=BATCH) as stream:
@@ -752,8 +752,6 @@ def test_a_version_that_is_gone_is_named(own_table: Any, face: str) -> None:
 
 
 def test_a_pinned_version_survives_a_cleanup(own_table: Any) -> None:
-    from datetime import timedelta
-
     path = str(own_table.path)
     pinned = StreamingDataset(path, pin="run", columns=["id"])
     with StreamingDataLoader(pinned, batch_size=100) as loader:
@@ -771,8 +769,6 @@ def test_a_pinned_version_survives_a_cleanup(own_table: Any) -> None:
 
 
 def test_a_copy_or_a_moved_table_is_the_same(own_table: Any, tmp_path: Path) -> None:
-    import shutil
-
     dataset = StreamingDataset(str(own_table.path), columns=["id"])
     with StreamingDataLoader(dataset, batch_size=100, with_index=True) as loader:
         state = loader.state_dict()
@@ -833,9 +829,11 @@ def test_another_table_and_another_permutation_are_refused(
             stream.load_state_dict(state)
         assert state["table_identity"] in str(caught.value)
         assert stream.state_dict()["table_identity"] in str(caught.value)
-    with opened(face, kinds["curriculum"], batch=BATCH) as stream:
-        with pytest.raises(StateError, match="mismatch"):
-            stream.load_state_dict(state)
+    with (
+        opened(face, kinds["curriculum"], batch=BATCH) as stream,
+        pytest.raises(StateError, match="mismatch"),
+    ):
+        stream.load_state_dict(state)
 
 
 def test_a_selection_that_changed_is_refused(own_table: Any, tmp_path: Path) -> None:
@@ -959,6 +957,17 @@ def test_a_transform_that_makes_rows_large_is_bounded_too(tmp_path: Path) -> Non
         assert settle(loader) <= (4 << 20) // (50 * 4000)
 
 
+def test_one_epoch_is_made_ahead_not_many(tmp_path: Path) -> None:
+    tables.plain_table(tmp_path / "plain.lance", 30)
+    journal = battery.Journal()
+    with StreamingDataLoader(
+        str(tmp_path / "plain.lance"), batch_size=10, transform=journal
+    ) as loader:
+        assert len(list(loader)) == 3
+        settle(loader)
+        assert len(journal.calls) <= 3 * 3
+
+
 def test_clumps_are_read_in_few_requests(tmp_path: Path) -> None:
     uri = str(tmp_path / "wide.lance")
     rows = 32_768
@@ -1034,20 +1043,20 @@ def test_reading_writes_nothing_to_the_table(own_table: Any, face: str) -> None:
 
 def test_nothing_global_is_changed(table_path: str) -> None:
     random.seed(1)
-    np.random.seed(1)
+    np.random.seed(1)  # noqa: NPY002
     torch.manual_seed(1)
 
     def world() -> dict[str, Any]:
         return {
             "random": random.getstate(),
-            "numpy": repr(np.random.get_state()),
+            "numpy": repr(np.random.get_state()),  # noqa: NPY002
             "torch": torch.get_rng_state().tolist(),
             "start method": multiprocessing.get_start_method(allow_none=True),
             "sharing": torch.multiprocessing.get_sharing_strategy(),
             "handlers": list(logging.getLogger().handlers),
             "own handlers": list(logging.getLogger("destrier").handlers),
             "level": (logging.getLogger().level, logging.getLogger("destrier").level),
-            "signals": [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)],
+            "signals": [signal.getsignal(s) for s in signal.valid_signals()],
             "environment": dict(os.environ),
             "threads": torch.get_num_threads(),
         }
@@ -1081,13 +1090,13 @@ def test_importing_is_cheap_and_starts_no_thread() -> None:
 
 
 @pytest.fixture
-def threads() -> Iterator[Any]:
+def threads() -> Any:
     """Threads of ours that run."""
 
     def ours() -> list[str]:
         return [t.name for t in threading.enumerate() if t.name.startswith("destrier")]
 
-    yield ours
+    return ours
 
 
 def test_close_ends_every_thread(kinds: dict[str, battery.Kind], face: str, threads: Any) -> None:
@@ -1101,8 +1110,6 @@ def test_close_ends_every_thread(kinds: dict[str, battery.Kind], face: str, thre
 def test_a_stream_that_is_dropped_ends_its_threads(
     kinds: dict[str, battery.Kind], face: str, threads: Any
 ) -> None:
-    import gc
-
     wait_for(lambda: not threads())
     kind = kinds["clumps"]
     dataset: Any = StreamingDataset(

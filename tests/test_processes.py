@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import pickle
 import signal
@@ -44,6 +45,12 @@ def kind(shared_table: Any, tmp_path: Path) -> Kind:
 @pytest.fixture
 def plain_kind(shared_table: Any, tmp_path: Path) -> Kind:
     return make_kind("plain", str(shared_table.path), shared_table.ids, tmp_path)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_forkserver() -> None:
+    """Let the fork server import once what its processes need, if it does not run already."""
+    multiprocessing.set_forkserver_preload(["torch", "destrier", "torch.utils.data"])
 
 
 def processes() -> set[int]:
@@ -407,16 +414,12 @@ def test_a_transform_that_ends_its_process_is_an_error(
 
 
 def test_errors_cross_from_a_worker(kind: Kind) -> None:
-    with StreamingDataLoader(
-        in_batches(kind), transform=battery.odd_only, num_workers=1
-    ) as loader:
+    with StreamingDataLoader(in_batches(kind), transform=battery.odd_only, num_workers=1) as loader:
         with pytest.raises(TransformError, match="ValueError: a row that is a multiple of 50") as e:
             list(loader)
         assert kind.ids[e.value.offset] % 50 == 0
     with (
-        StreamingDataLoader(
-            in_batches(kind), transform=battery.hopeless, num_workers=1
-        ) as loader,
+        StreamingDataLoader(in_batches(kind), transform=battery.hopeless, num_workers=1) as loader,
         pytest.raises(TransformError, match="cannot be pickled"),
     ):
         list(loader)
@@ -479,9 +482,7 @@ def test_numpy_crosses_too(kind: Kind) -> None:
         in_batches(kind), format="numpy", transform=battery.numbers, num_workers=1
     ) as loader:
         state = loader.state_dict()
-        for batch, plan in zip(
-            loader, expected(kind, state, epoch=0, batch=BATCH), strict=True
-        ):
+        for batch, plan in zip(loader, expected(kind, state, epoch=0, batch=BATCH), strict=True):
             ids = kind.ids[list(plan.offsets)]
             assert batch["id"].tolist() == ids.tolist()
             assert batch["vector"].dtype == np.float64

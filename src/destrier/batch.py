@@ -136,6 +136,8 @@ class Finisher:
         """Form the batch and transform it; where that fails, find the rows at fault and go on."""
         try:
             return self._deliver(raw, *self._fill(raw, data, rows, errors))
+        except LengthError:
+            raise
         except TransformError as error:
             first = error
         broken: list[int] = []
@@ -235,6 +237,10 @@ def wants_seeds(transform: Callable[..., Any]) -> bool:
     return len(places) >= 2
 
 
+class LengthError(TransformError):
+    """A transform returned the wrong number of rows: a fault of the code, never of a row."""
+
+
 def check_length(out: Any, rows: int) -> None:
     """Raise if a transform returned another number of rows than it was given.
 
@@ -247,7 +253,7 @@ def check_length(out: Any, rows: int) -> None:
     else:
         return
     if lengths and rows not in lengths:
-        raise TransformError(
+        raise LengthError(
             f"the transform returned {', '.join(map(str, sorted(lengths)))} rows for a batch of "
             f"{rows}; it must return one output row per input row. To leave rows out, raise in "
             "the transform and pass on_error='skip'"

@@ -19,10 +19,12 @@ from destrier.errors import (
     ColumnError,
     DestrierWarning,
     IterationError,
+    VersionError,
 )
 from destrier.foreign import as_permutation
 from destrier.order import epoch_key
 from destrier.permutation import Part, Permutation, describe
+from destrier.pipeline import Delivery
 from destrier.plan import REMAINDERS, Cycles, Remainder, Shares, Steps, check_batch
 from destrier.read import Reader
 from destrier.rows import SKIPPED, OnTransformError, RowFinisher, check_on_transform_error
@@ -180,7 +182,6 @@ class StreamingDataset(IterableDataset[Any]):
         check_sizes(batch_size, global_batch_size, remainder)
         self._settings = Settings(
             filter=filter,
-            permutation=permutation,
             num_splits=num_splits,
             shuffle=shuffle,
             shuffle_seed=shuffle_seed,
@@ -458,7 +459,7 @@ class StreamingDataset(IterableDataset[Any]):
         settings = self._settings.adopt(checked)
         table = self._table
         if not self._version_given and table.identity != checked["table_identity"]:
-            table = table.at(int(checked["table_version"] or 0))
+            table = self._table_of(checked)
         batch = global_batch or self._global_batch()
         multiple = 1 if batch else self.topology.size
         stream = resolve_stream(table, settings, global_batch=batch, multiple=multiple)
@@ -467,6 +468,17 @@ class StreamingDataset(IterableDataset[Any]):
         self._table, self._stream, self._adopted = table, stream, settings
         self._position = Position(int(checked["epoch"] or 0), int(checked["counter"] or 0))
         self._place()
+
+    def _table_of(self, state: State) -> Table:
+        """The table at the version of a state."""
+        try:
+            return self._table.at(int(state["table_version"] or 0))
+        except VersionError as error:
+            raise VersionError(
+                f"the state was saved on version {state['table_version']} of a table with identity "
+                f"{state['table_identity']}, this stream reads {self._table.name} with identity "
+                f"{self._table.identity}: {error}"
+            ) from error
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next ``iter``.
@@ -531,9 +543,12 @@ class StreamingDataset(IterableDataset[Any]):
             fetch += runner.work.reader.fetch_time
         if pipeline is not None:
             transform += pipeline.transform_time
-        queued = 0 if pipeline is None or live is None else pipeline.queued * live.share_rows
-        consumed = 0 if live is None else live.consumed
-        left = 0 if live is None else max(0, live.total - consumed - queued)
+        consumed = queued = left = 0
+        if live is not None:
+            consumed = live.consumed
+            waiting = 0 if pipeline is None else pipeline.queued * live.share_rows
+            queued = max(0, min(live.total - consumed, waiting + live.in_hand))
+            left = max(0, live.total - consumed - queued)
         return [
             int(loaded),
             int(fetch * 1e6),
@@ -621,12 +636,20 @@ class _Iterator:
         self._dataset = dataset
         self._started = False
         self._closed = False
+        self._rows: list[Any] = []
+        self._at = 0
+        self._index = 0
         self.consumed = 0
         self.total = 0
         self.share_rows = 0
 
     def __iter__(self) -> _Iterator:
         return self
+
+    @property
+    def in_hand(self) -> int:
+        """Rows of the current share that were not yielded yet."""
+        return len(self._rows) - self._at
 
     def _begin(self) -> None:
         dataset = self._dataset
@@ -640,11 +663,10 @@ class _Iterator:
         dataset.position = position
         dataset._live = weakref.ref(self)
         self._started = True
-        self._rows: list[Any] = []
-        self._at = 0
-        self._index = 0
         self.share_rows = self._shares.largest
         self.total = len(self._shares) * self._shares.largest
+        if isinstance(self._shares, Cycles):
+            self.total = self._shares.cycles * self._shares.owned
 
     def __next__(self) -> Any:
         if self._closed:
@@ -667,15 +689,7 @@ class _Iterator:
                     continue
                 self.consumed += 1
                 return row
-            try:
-                delivery = self._runner.get()
-            except BaseException as error:
-                self._end()
-                dataset._stop()
-                if isinstance(error, Exception):
-                    dataset.position = dataset.position.failed()
-                raise
-            self._report()
+            delivery = self._get()
             if delivery.index < 0:
                 self._end()
                 dataset.position = dataset.position.ended()
@@ -687,6 +701,19 @@ class _Iterator:
             self._commit(self._shares.counter(delivery.index + 1))
             self.consumed += self._shares.largest
             return delivery.value.batch
+
+    def _get(self) -> Delivery:
+        dataset = self._dataset
+        try:
+            delivery = self._runner.get()
+        except BaseException as error:
+            self._end()
+            dataset._stop()
+            if isinstance(error, Exception):
+                dataset.position = dataset.position.failed()
+            raise
+        self._report()
+        return delivery
 
     def _count_cycles(self) -> None:
         shares = self._shares

@@ -88,6 +88,7 @@ class Pipeline:
         self._largest = 1
         self._condition = threading.Condition()
         self._queue: deque[Delivery | BaseException] = deque()
+        self._ends = 0  # of epochs, in the queue
         self._stopped = False
         self._readers = ThreadPoolExecutor(_READ_THREADS, "destrier-read")
         self._finishers = ThreadPoolExecutor(threads, "destrier-finish") if threads else None
@@ -111,6 +112,8 @@ class Pipeline:
                     raise RuntimeError("the pipeline is stopped")
                 self._condition.wait()
             item = self._queue.popleft()
+            if isinstance(item, Delivery) and item.index < 0:
+                self._ends -= 1
             self._condition.notify_all()
         if isinstance(item, BaseException):
             self.stop()
@@ -205,10 +208,15 @@ class Pipeline:
         return value
 
     def _put(self, delivery: Delivery) -> None:
+        end = delivery.index < 0
         with self._condition:
-            while not self._stopped and len(self._queue) >= self._most_ready():
+            # however short an epoch is, one that follows is made ahead, not many
+            while not self._stopped and (
+                len(self._queue) >= self._most_ready() or (end and self._ends)
+            ):
                 self._condition.wait()
             if not self._stopped:
+                self._ends += end
                 self._queue.append(delivery)
                 self._condition.notify_all()
 

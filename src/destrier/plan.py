@@ -101,7 +101,7 @@ class Steps:
 
     @property
     def largest(self) -> int:
-        """The most samples that a share may have; a short step can give one rank more than a whole."""
+        """The most samples of a share; a short step can give one rank more than a whole one."""
         return -(-self.global_batch // self.topology.size)
 
     def step(self, index: int) -> int:

@@ -204,8 +204,14 @@ class Runner:
 
     def _epochs(self, epoch: int, counter: int) -> Iterator[Epoch]:
         # A generator of the work alone: the driving thread must not keep the owner alive.
-        sizes = {"row_bytes": self.row_bytes, "block_bytes": self._block_bytes}
-        return _epochs(self.work, epoch, counter, windows=self.windows, **sizes)
+        return _epochs(
+            self.work,
+            epoch,
+            counter,
+            row_bytes=self.row_bytes,
+            block_bytes=self._block_bytes,
+            windows=self.windows,
+        )
 
 
 def _epochs(

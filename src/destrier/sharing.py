@@ -7,8 +7,6 @@ pickle holds a copy of it.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.utils.data import get_worker_info
 

@@ -146,7 +146,7 @@ def check_state(state: Any) -> State:
     """
     if not isinstance(state, Mapping):
         raise StateError(f"a state is a dict, got {type(state).__name__}")
-    if "order_version" not in state:
+    if "order_version" not in state and "plan_hash" not in state:
         for library, keys in _FOREIGN.items():
             if all(key in state for key in keys):
                 raise StateError(
@@ -159,6 +159,16 @@ def check_state(state: Any) -> State:
             f"the state has format version {version}, this library reads up to {STATE_VERSION}; "
             "it was saved by a newer destrier: upgrade"
         )
+    _check_values(state)
+    if state["order_version"] != ORDER_VERSION:
+        raise StateError(
+            f"order_version mismatch: the state has {state['order_version']!r}, this library has "
+            f"{ORDER_VERSION!r}; start the next epoch: epoch={state['epoch'] + 1}"
+        )
+    return dict(state)
+
+
+def _check_values(state: Mapping[str, Any]) -> None:
     missing = [key for key in _KINDS if key not in state]
     if missing:
         raise StateError(f"the state lacks {', '.join(missing)}; it is cut or not of destrier")
@@ -167,17 +177,13 @@ def check_state(state: Any) -> State:
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             wanted = " or ".join(kind.__name__ for kind in kinds)
             raise StateError(f"{key} of the state must be {wanted}, got {value!r}")
-    if state["counter"] < 0 or state["epoch"] < 0:
+    if state["counter"] < 0 or not 0 <= state["epoch"] < 1 << 32:
         raise StateError(
-            f"counter {state['counter']} and epoch {state['epoch']} of the state must not be "
-            "negative"
+            f"counter {state['counter']} of the state must not be negative, and epoch "
+            f"{state['epoch']} must be from 0 to 2**32 - 1"
         )
-    if state["order_version"] != ORDER_VERSION:
-        raise StateError(
-            f"order_version mismatch: the state has {state['order_version']!r}, this library has "
-            f"{ORDER_VERSION!r}; start the next epoch: epoch={state['epoch'] + 1}"
-        )
-    return dict(state)
+    if state["version"] < 1:
+        raise StateError(f"the state has format version {state['version']}, which never was")
 
 
 def _next_epoch(state: Mapping[str, Any]) -> str:

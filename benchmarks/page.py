@@ -1,0 +1,112 @@
+"""Writes ``docs/benchmarks.md`` from the results in ``benchmarks/out``."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from common import HERE, OUT
+
+CASES = {
+    "plain": "no filter",
+    "small": "no filter, a table of 100,000 rows",
+    "filter-built": "a filter that keeps half, run for the first time",
+    "filter-cached": "the same filter, its selection in the cache folder",
+    "resume-0.01": "resumed at 1 % of the epoch",
+    "resume-0.99": "resumed at 99 % of the epoch",
+}
+
+
+def machine(result: dict[str, Any]) -> str:
+    m = result["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in m["versions"].items())
+    return (
+        f"Measured on {m['date']}, {m['system']} with {m['cores']} cores and {m['memory_gib']} GiB, "
+        f"Python {m['python']}, {versions}."
+    )
+
+
+def shown(value: dict[str, float], digits: int = 2, scale: float = 1.0) -> str:
+    low, high = (f"{value[key] * scale:,.{digits}f}" for key in ("min", "max"))
+    return f"{value['median'] * scale:,.{digits}f} ({low} to {high})"
+
+
+def scale_section(result: dict[str, Any]) -> list[str]:
+    rows = result["rows"]
+    written = result["permutation"]
+    lines = [
+        "## Start, memory and resume",
+        "",
+        f"A table of {rows:,} rows (an int64 id, an int32 label), batches of 256, one process. The",
+        "time covers opening the table, the plan and the first batch; the memory is what the process",
+        "has beyond its imports at that moment. `benchmarks/scale.py`, medians of five rounds in",
+        "fresh processes, with the range.",
+        "",
+        machine(result),
+        "",
+        "| case | first batch, s | memory, MB | state, bytes |",
+        "|---|---|---|---|",
+    ]
+    for name, case in result["cases"].items():
+        lines.append(
+            f"| {CASES[name]} | {shown(case['seconds'])} | {shown(case['memory_mb'], 0)} "
+            f"| {case['state_bytes']['median']:,.0f} |"
+        )
+    lines += [
+        "",
+        "First batch after a resume at 99 % of the epoch against one at 1 %, round by round: "
+        f"{shown(result['resume_99_to_1'])} times.",
+        "",
+        f"An epoch's order of {rows:,} rows written down as a table: {written['seconds']:,.0f} s, "
+        f"with {written['memory_mb']:,.0f} MB beyond the imports at most.",
+        "",
+    ]
+    return lines
+
+
+def peers_section(result: dict[str, Any]) -> list[str]:
+    lines = [
+        "## Small rows against other loaders",
+        "",
+        "2 million rows of 8 float32 and a label, batches of 1,024, one machine, local disk, warm;",
+        "settings in `benchmarks/peers.py`. Every run is a fresh process; rounds are interleaved,",
+        "because the machine's speed drifts: only the ratios, taken round by round, can be relied on.",
+        "Shuffles differ: ours is close to uniform (deff of one batch at most 1.1), LitData shuffles",
+        "inside chunks.",
+        "",
+        machine(result),
+        "",
+        "| loader | rows/s | first batch, s |",
+        "|---|---|---|",
+    ]
+    for name, run in result["runs"].items():
+        if "rows_per_second" in run:
+            lines.append(f"| {name} | {shown(run['rows_per_second'], 0)} | {shown(run['first'])} |")
+    lines += ["", "| ratio | median (range) |", "|---|---|"]
+    for name, ratio in result["ratios"].items():
+        lines.append(f"| rows/s, {name}, each at its best setting | {shown(ratio, 1)} |")
+    first = result["first_sample_lancedb_to_destrier"]
+    lines += [
+        f"| time to the first sample with 64 splits, LanceDB to destrier | {shown(first, 0)} |",
+        "",
+    ]
+    return lines
+
+
+def main() -> None:
+    lines = [
+        "# Benchmarks",
+        "",
+        "What was measured, with which script. `make bench` runs them all again and",
+        "`python benchmarks/page.py` writes this page from their results.",
+        "",
+    ]
+    for name, section in (("scale", scale_section), ("peers", peers_section)):
+        path = OUT / f"{name}.json"
+        if path.exists():
+            lines += section(json.loads(path.read_text()))
+    (HERE.parent / "docs" / "benchmarks.md").write_text("\n".join(lines).rstrip() + "\n")
+
+
+if __name__ == "__main__":
+    main()
