@@ -21,8 +21,8 @@ def machine(result: dict[str, Any]) -> str:
     m = result["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in m["versions"].items())
     return (
-        f"Measured on {m['date']}, {m['system']} with {m['cores']} cores and {m['memory_gib']} GiB, "
-        f"Python {m['python']}, {versions}."
+        f"Measured on {m['date']}, {m['system']} with {m['cores']} cores and "
+        f"{m['memory_gib']} GiB, Python {m['python']}, {versions}."
     )
 
 
@@ -38,9 +38,9 @@ def scale_section(result: dict[str, Any]) -> list[str]:
         "## Start, memory and resume",
         "",
         f"A table of {rows:,} rows (an int64 id, an int32 label), batches of 256, one process. The",
-        "time covers opening the table, the plan and the first batch; the memory is what the process",
-        "has beyond its imports at that moment. `benchmarks/scale.py`, medians of five rounds in",
-        "fresh processes, with the range.",
+        "time covers opening the table, the plan and the first batch; the memory is what the",
+        "process has beyond its imports at that moment. `benchmarks/scale.py`, medians of five",
+        "rounds in fresh processes, with the range.",
         "",
         machine(result),
         "",
@@ -54,10 +54,10 @@ def scale_section(result: dict[str, Any]) -> list[str]:
         )
     lines += [
         "",
-        "First batch after a resume at 99 % of the epoch against one at 1 %, round by round: "
+        "First batch after a resume at 99 % of the epoch against one at 1 %, round by round:",
         f"{shown(result['resume_99_to_1'])} times.",
         "",
-        f"An epoch's order of {rows:,} rows written down as a table: {written['seconds']:,.0f} s, "
+        f"An epoch's order of {rows:,} rows written down as a table: {written['seconds']:,.0f} s,",
         f"with {written['memory_mb']:,.0f} MB beyond the imports at most.",
         "",
     ]
@@ -70,8 +70,9 @@ def peers_section(result: dict[str, Any]) -> list[str]:
         "",
         "2 million rows of 8 float32 and a label, batches of 1,024, one machine, local disk, warm;",
         "settings in `benchmarks/peers.py`. Every run is a fresh process; rounds are interleaved,",
-        "because the machine's speed drifts: only the ratios, taken round by round, can be relied on.",
-        "Shuffles differ: ours is close to uniform (deff of one batch at most 1.1), LitData shuffles",
+        "because the machine's speed drifts: only the ratios, taken round by round, can be",
+        "relied on.",
+        "Shuffles differ: ours is close to uniform (deff of one batch at most 1.1), LitData's is",
         "inside chunks.",
         "",
         machine(result),

@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 
 from destrier.columns import Column, take
 from destrier.decode import Format, decode_rows, to_format
-from destrier.errors import ArgumentError, RowError, TransformError, WorkerError
+from destrier.errors import ArgumentError, ColumnError, RowError, TransformError, WorkerError
 from destrier.order import Ints, epoch_key, hash_words, subkey
+from destrier.plan import Remainder
 from destrier.pool import Gathered
+from destrier.table import Table
 
 __all__ = [
     "INDEX_COLUMNS",
@@ -25,6 +27,7 @@ __all__ = [
     "OnError",
     "RawBatch",
     "batch_bytes",
+    "check_extra_columns",
     "check_on_error",
 ]
 
@@ -278,3 +281,16 @@ def batch_bytes(batch: Any) -> int:
     if isinstance(batch, bytes | str):
         return len(batch)
     return int(getattr(batch, "nbytes", 64))
+
+
+def check_extra_columns(
+    columns: list[str], with_index: bool, remainder: Remainder, table: Table
+) -> None:
+    """Raise if a column that is added to batches has the name of one that is read."""
+    extra = [*(INDEX_COLUMNS if with_index else ()), *(("mask",) if remainder == "pad" else ())]
+    for name in extra:
+        if name in columns:
+            raise ColumnError(
+                f"the batch gets a column {name!r}, which {table.name} has too; leave it out with "
+                "columns="
+            )

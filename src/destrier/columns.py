@@ -101,7 +101,8 @@ def _fixed_lists(array: pa.Array) -> Column:
     size = array.type.list_size
     inner = from_arrow(array.values.slice(array.offset * size, len(array) * size))
     values = inner.values.reshape(len(array), size, *inner.values.shape[1:])
-    valid = None if inner.valid is None else inner.valid.reshape(len(array), size).all(axis=1)
+    valid: NDArray[np.bool_] | None
+    valid = None if inner.valid is None else np.all(inner.valid.reshape(len(array), size), axis=1)
     if array.null_count:
         present = array.is_valid().to_numpy(zero_copy_only=False)
         if np.issubdtype(values.dtype, np.floating):

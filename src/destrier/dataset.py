@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
-import math
 import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from torch.utils.data import IterableDataset
 
-from destrier.batch import INDEX_COLUMNS, Finisher
-from destrier.errors import (
-    ArgumentError,
-    ColumnError,
-    DestrierWarning,
-    IterationError,
-    VersionError,
-)
+from destrier.batch import Finisher, check_extra_columns
+from destrier.counters import Counted
+from destrier.errors import ArgumentError, DestrierWarning, IterationError, VersionError
 from destrier.foreign import as_permutation
+from destrier.iteration import DatasetIterator
 from destrier.order import epoch_key
 from destrier.permutation import Part, Permutation, describe
-from destrier.pipeline import Delivery
-from destrier.plan import REMAINDERS, Cycles, Remainder, Shares, Steps, check_batch
+from destrier.plan import Cycles, Remainder, Shares, Steps, check_batch, check_sizes
 from destrier.read import Reader
-from destrier.rows import SKIPPED, OnTransformError, RowFinisher, check_on_transform_error
-from destrier.runner import DEFAULT_PREFETCH_BYTES, Runner, Work, agree, chosen_columns
-from destrier.schedule import open_rows
-from destrier.sharing import COUNTERS, Shared
+from destrier.rows import OnTransformError, RowFinisher, check_on_transform_error
+from destrier.runner import (
+    DEFAULT_PREFETCH_BYTES,
+    Runner,
+    Work,
+    agree,
+    chosen_columns,
+    owned_rows,
+)
+from destrier.sharing import Shared
 from destrier.state import Position, State, check_state, merge_states
-from destrier.stream import Settings, Stream, resolve_stream
+from destrier.stream import Settings, Stream, check_table, resolve_stream
 from destrier.table import Table, open_table
 from destrier.topology import ONLY_WORKER, Topology, Worker, current_worker, resolve_topology
 
@@ -56,7 +56,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-class StreamingDataset(IterableDataset[Any]):
+class StreamingDataset(Counted, IterableDataset[Any]):
     """Streams the rows of a Lance table in an order that does not depend on the topology.
 
     Without a batch size it yields rows as dicts (*row mode*, as LanceDB's StreamingDataset): each
@@ -207,13 +207,11 @@ class StreamingDataset(IterableDataset[Any]):
         self._position = Position(epoch)
         self._stream: Stream | None = None
         self._runner: Runner | None = None
-        self._live: weakref.ref[_Iterator] | None = None
+        self._live: weakref.ref[DatasetIterator] | None = None
         self._agreed: Stream | None = None
         self._shared: Shared | None = None
         self._placed = False
         self._adopted: Settings | None = None
-        self._rows_skipped = 0
-        self._past = [0.0, 0.0, 0.0]
         self._pid = os.getpid()
         self._version_given = version is not None
         if rank is not None or world_size is not None:
@@ -317,7 +315,7 @@ class StreamingDataset(IterableDataset[Any]):
             stream.table, stream.rows, stream.order(number), filter=stream.identity.filter
         )
 
-    # ---- iteration --------------------------------------------------------------------------------
+    # ---- iteration ------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         """Row mode: rows of this rank in an epoch. Batch mode: its steps."""
@@ -340,7 +338,7 @@ class StreamingDataset(IterableDataset[Any]):
             else:
                 self._position = Position(*self._shared.begin())
         self._placed = False
-        return _Iterator(self)
+        return DatasetIterator(self)
 
     def check_process(self) -> None:
         """Raise in a process that was forked from the one in which the dataset was made.
@@ -424,7 +422,7 @@ class StreamingDataset(IterableDataset[Any]):
             agree(stream, self.topology)
             self._agreed = stream
 
-    # ---- the state --------------------------------------------------------------------------------
+    # ---- the state ------------------------------------------------------------------------------
 
     def state_dict(self) -> State:
         """The position and identity, as JSON scalars; the same on every rank.
@@ -458,12 +456,14 @@ class StreamingDataset(IterableDataset[Any]):
         checked = check_state(state)
         settings = self._settings.adopt(checked)
         table = self._table
-        if not self._version_given and table.identity != checked["table_identity"]:
-            table = self._table_of(checked)
+        if table.identity != checked["table_identity"]:
+            if not self._version_given:
+                table = self._table_of(checked)
+            check_table(table, checked, version_given=self._version_given)
         batch = global_batch or self._global_batch()
         multiple = 1 if batch else self.topology.size
         stream = resolve_stream(table, settings, global_batch=batch, multiple=multiple)
-        stream.check_table(checked, version_given=self._version_given)
+        stream.check_plan(checked)
         self._stop()
         self._table, self._stream, self._adopted = table, stream, settings
         self._position = Position(int(checked["epoch"] or 0), int(checked["counter"] or 0))
@@ -526,94 +526,18 @@ class StreamingDataset(IterableDataset[Any]):
         self._runner = None
         self._live = None
 
-    # ---- what it is doing -------------------------------------------------------------------------
-
-    def _keep_counters(self, runner: Runner) -> None:
-        self._past[0] += runner.work.reader.bytes_loaded
-        self._past[1] += runner.work.reader.fetch_time
-        self._past[2] += runner.pipeline.transform_time if runner.pipeline is not None else 0.0
-
-    def _counters(self) -> list[int]:
-        runner = self._runner
-        live = None if self._live is None else self._live()
-        pipeline = None if runner is None else runner.pipeline
-        loaded, fetch, transform = self._past
-        if runner is not None:
-            loaded += runner.work.reader.bytes_loaded
-            fetch += runner.work.reader.fetch_time
-        if pipeline is not None:
-            transform += pipeline.transform_time
-        consumed = queued = left = 0
-        if live is not None:
-            consumed = live.consumed
-            waiting = 0 if pipeline is None else pipeline.queued * live.share_rows
-            queued = max(0, min(live.total - consumed, waiting + live.in_hand))
-            left = max(0, live.total - consumed - queued)
-        return [
-            int(loaded),
-            int(fetch * 1e6),
-            int(transform * 1e6),
-            0,
-            queued,
-            left,
-            consumed,
-            self._rows_skipped,
-        ]
-
-    def _counter(self, index: int) -> int:
-        own = self._counters()[index]
-        return own + (0 if self._shared is None else self._shared.total(index))
-
-    @property
-    def bytes_loaded(self) -> int:
-        """Bytes of Arrow data read so far."""
-        return self._counter(COUNTERS.index("bytes_loaded"))
-
-    @property
-    def fetch_time(self) -> float:
-        """Seconds spent reading, summed over threads."""
-        return self._counter(COUNTERS.index("fetch_time")) / 1e6
-
-    @property
-    def transform_time(self) -> float:
-        """Seconds spent transforming, summed over threads."""
-        return self._counter(COUNTERS.index("transform_time")) / 1e6
-
-    @property
-    def raw_queue_depth(self) -> int:
-        """Rows read that wait for a transform thread."""
-        return self._counter(COUNTERS.index("raw_queue_depth"))
-
-    @property
-    def prefetch_queue_depth(self) -> int:
-        """Rows ready for the consumer, about."""
-        return self._counter(COUNTERS.index("prefetch_queue_depth"))
-
-    @property
-    def unscanned_rows(self) -> int:
-        """Rows of the epoch that are not read yet, about."""
-        return self._counter(COUNTERS.index("unscanned_rows"))
-
-    @property
-    def consumed_rows(self) -> int:
-        """Rows yielded by the current iterator."""
-        return self._counter(COUNTERS.index("consumed_rows"))
-
-    @property
-    def rows_skipped(self) -> int:
-        """Rows dropped because their transform raised."""
-        return self._counter(COUNTERS.index("rows_skipped"))
-
-    # ---- pickling ---------------------------------------------------------------------------------
+    # ---- pickling -------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but the running parts; the topology is fixed here, in the parent."""
         _ = self.topology
+        if get_spawning_popen() is not None and self._agreed is None:
+            self.agree(self.stream())  # workers belong to no process group
         if self._shared is None:
             self._shared = Shared()
             self._place()
         state = self.__dict__.copy()
-        state.update(_runner=None, _live=None, _past=[0.0, 0.0, 0.0], _rows_skipped=0)
+        state.update(_runner=None, _live=None, _past=(0.0, 0.0, 0.0), _rows_skipped=0)
         # The stream is resolved again in the other process, from the selection's shared file.
         state["_stream"] = state["_agreed"] = None
         if self._connection_factory is not None:
@@ -627,168 +551,3 @@ class StreamingDataset(IterableDataset[Any]):
             name = os.path.basename(self._table.uri.rstrip("/")).removesuffix(".lance")
             source = self._connection_factory(name)
             self._table = open_table(source, version=self._table.version)
-
-
-class _Iterator:
-    """One epoch of a dataset."""
-
-    def __init__(self, dataset: StreamingDataset) -> None:
-        self._dataset = dataset
-        self._started = False
-        self._closed = False
-        self._rows: list[Any] = []
-        self._at = 0
-        self._index = 0
-        self.consumed = 0
-        self.total = 0
-        self.share_rows = 0
-
-    def __iter__(self) -> _Iterator:
-        return self
-
-    @property
-    def in_hand(self) -> int:
-        """Rows of the current share that were not yielded yet."""
-        return len(self._rows) - self._at
-
-    def _begin(self) -> None:
-        dataset = self._dataset
-        if dataset._live is not None and dataset._live() is not None:
-            raise IterationError(
-                "StreamingDataset does not support concurrent iteration: another iterator of this "
-                "dataset is live; exhaust or close() it first, or make a second dataset"
-            )
-        position = dataset.position.begin()
-        self._runner, self._shares = dataset._start(position)
-        dataset.position = position
-        dataset._live = weakref.ref(self)
-        self._started = True
-        self.share_rows = self._shares.largest
-        self.total = len(self._shares) * self._shares.largest
-        if isinstance(self._shares, Cycles):
-            self.total = self._shares.cycles * self._shares.owned
-
-    def __next__(self) -> Any:
-        if self._closed:
-            raise StopIteration
-        if not self._started:
-            self._begin()
-        dataset = self._dataset
-        if not self._is_live():
-            raise IterationError(
-                "this iterator is closed: the dataset was closed, or a state was loaded"
-            )
-        cycles = isinstance(self._shares, Cycles)
-        while True:
-            if cycles and self._at < len(self._rows):
-                row = self._rows[self._at]
-                self._at += 1
-                self._count_cycles()
-                if row is SKIPPED:
-                    dataset._rows_skipped += 1
-                    continue
-                self.consumed += 1
-                return row
-            delivery = self._get()
-            if delivery.index < 0:
-                self._end()
-                dataset.position = dataset.position.ended()
-                raise StopIteration
-            self._index = delivery.index
-            if cycles:
-                self._rows, self._at = delivery.value.batch, 0
-                continue
-            self._commit(self._shares.counter(delivery.index + 1))
-            self.consumed += self._shares.largest
-            return delivery.value.batch
-
-    def _get(self) -> Delivery:
-        dataset = self._dataset
-        try:
-            delivery = self._runner.get()
-        except BaseException as error:
-            self._end()
-            dataset._stop()
-            if isinstance(error, Exception):
-                dataset.position = dataset.position.failed()
-            raise
-        self._report()
-        return delivery
-
-    def _count_cycles(self) -> None:
-        shares = self._shares
-        assert isinstance(shares, Cycles)
-        if self._at % shares.owned == 0 or self._at == len(self._rows):
-            whole = self._at // shares.owned
-            self._commit(shares.counter(self._index) + whole * shares.num_splits)
-
-    def _commit(self, counter: int) -> None:
-        dataset = self._dataset
-        dataset.position = replace(dataset.position, counter=counter)
-
-    def _report(self) -> None:
-        dataset = self._dataset
-        worker = current_worker()
-        if worker is not None and dataset._shared is not None:
-            dataset._shared.report(worker.id, dataset._counters())
-
-    def _is_live(self) -> bool:
-        live = self._dataset._live
-        return live is not None and live() is self
-
-    def _end(self) -> None:
-        self._closed = True
-        self._dataset._live = None
-
-    def close(self) -> None:
-        """Leave the epoch; its place stays in the state until the next iterator."""
-        if self._started and not self._closed and self._is_live():
-            self._end()
-            self._runner.stop()
-
-    def __del__(self) -> None:
-        self.close()
-
-
-def check_sizes(
-    batch_size: int | None, global_batch_size: int | None, remainder: Remainder
-) -> None:
-    """Raise unless at most one size is given, and it and the remainder can be used."""
-    if batch_size is not None and global_batch_size is not None:
-        raise ArgumentError(
-            f"batch_size={batch_size} (of one rank) and global_batch_size={global_batch_size} "
-            "(of all) are both given; pass one of them"
-        )
-    for name, value in (("batch_size", batch_size), ("global_batch_size", global_batch_size)):
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ArgumentError(f"{name} must be an integer of at least 1, got {value!r}")
-    if remainder not in REMAINDERS:
-        raise ArgumentError(f"remainder must be one of {', '.join(REMAINDERS)}, got {remainder!r}")
-
-
-def check_extra_columns(
-    columns: list[str], with_index: bool, remainder: Remainder, table: Table
-) -> None:
-    """Raise if a column that is added to batches has the name of one that is read."""
-    extra = [*(INDEX_COLUMNS if with_index else ()), *(("mask",) if remainder == "pad" else ())]
-    for name in extra:
-        if name in columns:
-            raise ColumnError(
-                f"the batch gets a column {name!r}, which {table.name} has too; leave it out with "
-                "columns="
-            )
-
-
-def owned_rows(
-    stream: Stream, topology: Topology, batch: int | None, worker: Worker = ONLY_WORKER
-) -> int:
-    """Rows that open windows hold in this process."""
-    order = stream.order(0)
-    if batch is None:
-        return open_rows(order, order.num_splits // (topology.size * worker.count))
-    # The lanes of a rank's shares come again after so many steps.
-    period = order.num_splits // math.gcd(order.num_splits, batch)
-    steps = Steps(batch * period, 0, batch, order.num_splits, topology)
-    return open_rows(order, len(np.unique(steps.samples(0, period)[0] % order.num_splits)))

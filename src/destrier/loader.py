@@ -10,20 +10,30 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.data import default_collate
 
-from destrier.batch import Finished, Finisher, OnError, RawBatch, check_on_error
-from destrier.dataset import StreamingDataset, check_extra_columns, check_sizes, owned_rows
+from destrier.batch import (
+    Finished,
+    Finisher,
+    OnError,
+    RawBatch,
+    check_extra_columns,
+    check_on_error,
+)
+from destrier.dataset import StreamingDataset
 from destrier.decode import FORMATS, Decode, Format, decode_columns
 from destrier.errors import ArgumentError, IterationError, RowError
-from destrier.plan import Remainder, Shares, Steps, check_batch
+from destrier.plan import Remainder, Shares, Steps, check_batch, check_sizes
 from destrier.read import Reader
-from destrier.runner import DEFAULT_PREFETCH_BYTES, Runner, Work, chosen_columns
+from destrier.runner import DEFAULT_PREFETCH_BYTES, Runner, Work, chosen_columns, owned_rows
 from destrier.state import State
 from destrier.stream import Stream
 from destrier.topology import Topology
 from destrier.workers import TransformWorkers, check_context
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from destrier.table import TableLike
 
 __all__ = ["StreamingDataLoader"]
@@ -57,7 +67,8 @@ class StreamingDataLoader:
         on_error: What happens to a row that cannot be read, decoded or transformed: ``"raise"``,
             ``"skip"`` (the batch is shorter), ``"fill"`` (the nearest good row of the batch), or
             a callable that is given the error and returns True to skip.
-        num_workers: Processes for the transform; 0 runs it on threads.
+        num_workers: Processes for the transform; 0 runs it on threads. Reading and decoding are
+            on threads always, so without a transform there are none.
         multiprocessing_context: ``"spawn"`` (default) or ``"forkserver"``.
         collate_fn: Called last, with a list of dict rows unless format says otherwise.
         pin_memory: Put tensors in page-locked memory.
@@ -112,32 +123,21 @@ class StreamingDataLoader:
         self.remainder: Remainder = dataset.remainder if remainder is None else remainder
         check_sizes(batch_size, global_batch_size, self.remainder)
         check_on_error(on_error)
-        if format is not None and format not in FORMATS:
-            raise ArgumentError(f"format must be one of {', '.join(FORMATS)}, got {format!r}")
         if num_workers < 0:
             raise ArgumentError(f"num_workers must not be negative, got {num_workers}")
-        if num_workers and transform is None and dataset.transform is None:
-            raise ArgumentError(
-                f"num_workers={num_workers}, but there is no transform for them to run; reading "
-                "and decoding need no processes"
-            )
         if prefetch_bytes < 1:
             raise ArgumentError(f"prefetch_bytes must be at least 1, got {prefetch_bytes}")
+        given = format
         if dataset.transform is not None:
             if transform is not None:
                 raise ArgumentError(
                     "the dataset and the loader both have a transform; give it to one of them"
                 )
-            if format not in (None, "arrow"):
-                raise ArgumentError(
-                    f"the dataset's transform takes RecordBatches, but format is {format!r}; give "
-                    "the transform to the loader instead"
-                )
             transform, format = dataset.transform, "arrow"
+            collate_fn = collate_fn or _collated
         if format is None:
             format = "torch" if collate_fn is None else "rows"
-        if decode and format in ("arrow", "rows"):
-            raise ArgumentError(f"decode is for format 'torch' and 'numpy', not {format!r}")
+        _check_format(format, given, decode)
         self._batch_size = batch_size
         self._global_batch_size = global_batch_size
         self._format: Format = format
@@ -163,7 +163,7 @@ class StreamingDataLoader:
     def __repr__(self) -> str:
         return f"StreamingDataLoader({self.dataset!r}, batch_size={self.batch_size})"
 
-    # ---- sizes --------------------------------------------------------------------------------------
+    # ---- sizes ----------------------------------------------------------------------------------
 
     @property
     def batch_size(self) -> int:
@@ -208,7 +208,7 @@ class StreamingDataLoader:
         """Steps of a whole epoch: the same on every rank, and before, during and after a resume."""
         return len(self._shares()(0))
 
-    # ---- iteration ------------------------------------------------------------------------------------
+    # ---- iteration ------------------------------------------------------------------------------
 
     def __iter__(self) -> _LoaderIterator:
         """Start an epoch: the loaded position once, else the next epoch.
@@ -280,7 +280,7 @@ class StreamingDataLoader:
             return finished.batch
         return _moved(finished.batch, self._device)
 
-    # ---- the state --------------------------------------------------------------------------------------
+    # ---- the state ------------------------------------------------------------------------------
 
     def state_dict(self) -> State:
         """Position and identity as JSON scalars, the same on every rank; safe at any moment."""
@@ -335,7 +335,7 @@ class StreamingDataLoader:
             self._workers.close()
         self._workers = None
 
-    def __enter__(self) -> StreamingDataLoader:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -343,6 +343,23 @@ class StreamingDataLoader:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_runner": None, "_workers": None, "_live_ref": None}
+
+
+def _check_format(format: str, given: str | None, decode: Decode | None) -> None:
+    if format not in FORMATS:
+        raise ArgumentError(f"format must be one of {', '.join(FORMATS)}, got {format!r}")
+    if given not in (None, format):
+        raise ArgumentError(
+            f"the dataset's transform takes RecordBatches, but format is {given!r}; give the "
+            "transform to the loader instead"
+        )
+    if decode and format in ("arrow", "rows"):
+        raise ArgumentError(f"decode is for format 'torch' and 'numpy', not {format!r}")
+
+
+def _collated(out: Any) -> Any:
+    """Collate the rows that a dataset's transform returned, as torch's DataLoader does."""
+    return default_collate(out) if isinstance(out, list) else out
 
 
 class _LoaderIterator:

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from destrier.errors import ArgumentError
-from destrier.order import epoch_key, hash_words, mix, permute, subkey
+from destrier.order import Ints, Words, epoch_key, hash_words, mix, permute, subkey
 from destrier.selection import BitmapRows
 
 if TYPE_CHECKING:
@@ -127,7 +127,8 @@ class RandomMembership(Membership):
         clump, inner = np.divmod(positions, c)
         slot = permute(clump, clumps, key)
         short = permute(np.array([clumps - 1]), clumps, key)[0]
-        return slot * c + inner - (slot > short) * (clumps * c - self.n)
+        line: Ints = slot * c + inner - (slot > short) * (clumps * c - self.n)
+        return line
 
     def _pieces(self) -> Iterator[NDArray[np.int64]]:
         """Yield the parts of all positions, a piece at a time; -1 for no part."""
@@ -179,7 +180,7 @@ class GivenMembership(Membership):
         return self._codes
 
     @cached_property
-    def digest(self) -> str:  # type: ignore[override]
+    def digest(self) -> str:
         """Of the codes."""
         return hashlib.blake2b(np.ascontiguousarray(self._codes).data, digest_size=16).hexdigest()
 
@@ -254,7 +255,8 @@ class CalculatedCodes:
                 self._numbers[value] = len(self._numbers)
         numbers = [self._numbers[value] for value in coded.dictionary.to_pylist()]
         places = coded.indices.fill_null(len(numbers)).to_numpy()
-        return np.array([*numbers, -1], np.int64)[places.astype(np.int64)]
+        codes: Ints = np.array([*numbers, -1], np.int64)[places.astype(np.int64)]
+        return codes
 
     def _of_integers(self, column: pa.Array) -> NDArray[np.int64]:
         if pa.types.is_null(column.type):
@@ -283,8 +285,8 @@ class CalculatedCodes:
             table[[self._numbers[name] for name in names]] = np.arange(len(names))
             renumbered = table.astype(np.uint16)
             return [renumbered[piece] for piece in self._pieces], names
-        names = self._names if self._names is not None else map(str, range(self._largest + 1))
-        return [*self._pieces], list(names)
+        numbered = [str(number) for number in range(self._largest + 1)]
+        return [*self._pieces], list(numbered if self._names is None else self._names)
 
 
 # ---- the hash of a row's values -------------------------------------------------------------
@@ -369,7 +371,8 @@ def _byte_words(column: pa.Array) -> NDArray[np.uint64]:
     places = coded.indices.fill_null(0).to_numpy()
     if not unique:
         return np.zeros(len(column), np.uint64)
-    return np.array(unique, np.uint64)[places]
+    hashes: Words = np.array(unique, np.uint64)[places]
+    return hashes
 
 
 def _digest(text: str) -> str:

@@ -325,7 +325,7 @@ class Order:
         return rows, np.repeat(window, length), place[line]
 
     def _runs(self, lo: Ints, hi: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-        """The runs of rows in windows: first row, length, window, and where in its window's line."""
+        """The runs of rows in windows: first row, length, window, and where in its line."""
         c, n = self.clump_size, self.n
         counts = (hi - 1) // c - lo // c + 1
         window = np.repeat(np.arange(len(lo)), counts)

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     import polars as pl
     from numpy.typing import NDArray
 
+    from destrier.foreign import PermutationLike
     from destrier.selection import RowList
     from destrier.table import TableLike
 
@@ -242,6 +243,37 @@ class Permutation:
         plain = not order.shuffle and order.num_splits == 1
         listed = rows if plain else OrderedRows(rows, order)
         return cls([Part(None, listed)], describe(table, filter=filter, order=order))
+
+    @classmethod
+    def of(
+        cls,
+        source: PermutationLike,
+        table: TableLike,
+        *,
+        version: int | str | None = None,
+        storage_options: Mapping[str, str] | None = None,
+    ) -> Permutation:
+        """Read any list of a table's rows: LanceDB's permutation tables, or a column of offsets.
+
+        Args:
+            source: A permutation table of LanceDB's builder (named splits become parts, unnamed
+                ones lanes), or a pyarrow table, polars frame or Lance table with an integer column
+                ``row_offset``, or just one integer column. Repeats are allowed.
+            table: The table whose rows are listed.
+            version: A version of it; LanceDB's tables bring theirs.
+            storage_options: Passed to Lance untouched.
+
+        Raises:
+            ArgumentError: If an offset is null or out of range, or a row id unknown; names it.
+
+        Example:
+            >>> permutation = Permutation.of(pa.table({"row_offset": [2, 0, 2]}), "numbers.lance")
+            ... # doctest: +SKIP
+        """
+        from destrier.foreign import as_permutation
+
+        base = open_table(table, version=version, storage_options=storage_options)
+        return as_permutation(source, base, storage_options=storage_options)[0]
 
     @classmethod
     def open(

@@ -85,7 +85,7 @@ class Pipeline:
         self._columnar = columnar
         self._ready_bytes = ready_bytes
         self._ready_limit = _MOST_READY if most_ready is None else most_ready
-        self._largest = 1
+        self._largest = 0  # bytes of a batch, before or after it was finished
         self._condition = threading.Condition()
         self._queue: deque[Delivery | BaseException] = deque()
         self._ends = 0  # of epochs, in the queue
@@ -124,7 +124,6 @@ class Pipeline:
             except BaseException:
                 self.stop()
                 raise
-            self._largest = max(self._largest, batch_bytes(item.value.batch))
         self.wait_time += time.perf_counter() - began
         return item
 
@@ -132,6 +131,13 @@ class Pipeline:
     def queued(self) -> int:
         """Deliveries that wait for the consumer."""
         return len(self._queue)
+
+    @property
+    def unfinished(self) -> int:
+        """Deliveries that wait for a finishing thread, or are on one."""
+        with self._condition:
+            waiting = [d.value for d in self._queue if isinstance(d, Delivery)]
+        return sum(isinstance(value, Future) and not value.done() for value in waiting)
 
     def stop(self, *, wait: bool = False) -> None:
         """Stop all stages; with ``wait``, return when their threads have ended."""
@@ -195,9 +201,7 @@ class Pipeline:
             value: Finished | Future[Finished]
             if self._finishers is None:
                 value = self._timed(raw)
-                self._largest = max(self._largest, batch_bytes(value.batch))
             else:
-                self._largest = max(self._largest, batch_bytes(raw.data))
                 value = self._finishers.submit(self._timed, raw)
             self._put(Delivery(epoch.number, block.first + i, value))
 
@@ -205,6 +209,7 @@ class Pipeline:
         began = time.perf_counter()
         value = self._finish(raw)
         self.transform_time += time.perf_counter() - began
+        self._largest = max(self._largest, batch_bytes(value.batch), batch_bytes(raw.data))
         return value
 
     def _put(self, delivery: Delivery) -> None:
@@ -221,6 +226,8 @@ class Pipeline:
                 self._condition.notify_all()
 
     def _most_ready(self) -> int:
+        if not self._largest:
+            return 2  # nothing is known of sizes before the first batch is finished
         return max(1, min(self._ready_limit, self._ready_bytes // self._largest))
 
 

@@ -12,7 +12,16 @@ from numpy.typing import NDArray
 from destrier.errors import ArgumentError, EmptyError
 from destrier.topology import ALONE, ONLY_WORKER, Topology, Worker
 
-__all__ = ["REMAINDERS", "Cycles", "Remainder", "Shares", "Steps", "check_batch", "share_bounds"]
+__all__ = [
+    "REMAINDERS",
+    "Cycles",
+    "Remainder",
+    "Shares",
+    "Steps",
+    "check_batch",
+    "check_sizes",
+    "share_bounds",
+]
 
 Ints: TypeAlias = NDArray[np.int64]
 Remainder: TypeAlias = Literal["drop", "keep", "pad"]
@@ -237,3 +246,21 @@ class Cycles:
         bounds = np.arange(first, last + 1) * self._per_share
         bounds = (np.minimum(bounds, self.cycles) - a) * self.owned
         return (cycles[:, None] * self.num_splits + lanes).ravel(), bounds
+
+
+def check_sizes(
+    batch_size: int | None, global_batch_size: int | None, remainder: Remainder
+) -> None:
+    """Raise unless at most one size is given, and it and the remainder can be used."""
+    if batch_size is not None and global_batch_size is not None:
+        raise ArgumentError(
+            f"batch_size={batch_size} (of one rank) and global_batch_size={global_batch_size} "
+            "(of all) are both given; pass one of them"
+        )
+    for name, value in (("batch_size", batch_size), ("global_batch_size", global_batch_size)):
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ArgumentError(f"{name} must be an integer of at least 1, got {value!r}")
+    if remainder not in REMAINDERS:
+        raise ArgumentError(f"remainder must be one of {', '.join(REMAINDERS)}, got {remainder!r}")

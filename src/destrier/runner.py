@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch.distributed as dist
 
 from destrier.batch import Finished, RawBatch
 from destrier.columns import dense_type
 from destrier.errors import ColumnError, DestrierWarning, StateError
 from destrier.pipeline import Delivery, Epoch, Pipeline
-from destrier.plan import Shares
+from destrier.plan import Shares, Steps
 from destrier.read import Reader
-from destrier.schedule import BLOCK_BYTES, Schedule
+from destrier.schedule import BLOCK_BYTES, Schedule, open_rows
 from destrier.stream import Stream
-from destrier.topology import Topology
+from destrier.topology import ONLY_WORKER, Topology, Worker
 
-__all__ = ["DEFAULT_PREFETCH_BYTES", "Runner", "agree", "chosen_columns", "read_row_bytes"]
+__all__ = [
+    "DEFAULT_PREFETCH_BYTES",
+    "Runner",
+    "agree",
+    "chosen_columns",
+    "owned_rows",
+    "read_row_bytes",
+]
 
 DEFAULT_PREFETCH_BYTES = 768 << 20
 _EPOCHS = 1 << 32
@@ -228,3 +237,16 @@ def _epochs(
         )
         yield Epoch(number, schedule, work.stream.count if work.padded else None)
         counter = 0
+
+
+def owned_rows(
+    stream: Stream, topology: Topology, batch: int | None, worker: Worker = ONLY_WORKER
+) -> int:
+    """Rows that open windows hold in this process."""
+    order = stream.order(0)
+    if batch is None:
+        return open_rows(order, order.num_splits // (topology.size * worker.count))
+    # The lanes of a rank's shares come again after so many steps.
+    period = order.num_splits // math.gcd(order.num_splits, batch)
+    steps = Steps(batch * period, 0, batch, order.num_splits, topology)
+    return open_rows(order, len(np.unique(steps.samples(0, period)[0] % order.num_splits)))

@@ -13,7 +13,7 @@ from destrier.sizing import default_clump, default_num_splits
 from destrier.state import Identity, State
 from destrier.table import Table
 
-__all__ = ["Settings", "Stream", "resolve_stream"]
+__all__ = ["Settings", "Stream", "check_table", "resolve_stream"]
 
 
 @dataclass(frozen=True)
@@ -115,33 +115,47 @@ class Stream:
             shuffle=identity.shuffle,
         )
 
-    def check_table(self, state: State, *, version_given: bool) -> None:
-        """Raise unless a state was saved over the same rows.
+    def check_plan(self, state: State) -> None:
+        """Raise unless a state was saved over the same order of the same rows.
 
         Raises:
-            StateError: Naming both tables, or both selections.
+            StateError: Naming both plans.
         """
-        if state["table_identity"] != self.identity.table_identity:
-            before = self.table.at(int(state["table_version"] or 0)) if version_given else None
-            if (
-                before is None
-                or before.identity != state["table_identity"]
-                or not self.table.same_rows(before)
-            ):
-                raise StateError(
-                    f"table mismatch: the state was saved on version {state['table_version']} of a "
-                    f"table with identity {state['table_identity']}, this stream reads "
-                    f"{self.table.name} with identity {self.identity.table_identity}; open the "
-                    "table of the run, or start the next epoch on this one: "
-                    f"epoch={int(state['epoch'] or 0) + 1}"
-                )
         if state["plan_hash"] != self.identity.plan_hash:
             raise StateError(
                 f"plan_hash mismatch: the state has {state['plan_hash']}, this stream "
                 f"{self.identity.plan_hash}: the filter or permutation selects other rows than it "
-                f"did ({self.count} now); start the next epoch: epoch="
-                f"{int(state['epoch'] or 0) + 1}"
+                f"did ({self.count} now); start the next epoch: epoch={_next(state)}"
             )
+
+
+def check_table(table: Table, state: State, *, version_given: bool) -> None:
+    """Raise unless a state was saved over the rows of a table.
+
+    Args:
+        table: The table to be read.
+        state: The state.
+        version_given: Whether the version was chosen explicitly: it may then have more columns.
+
+    Raises:
+        StateError: Naming both tables.
+    """
+    if table.identity == state["table_identity"]:
+        return
+    if version_given:
+        before = table.at(int(state["table_version"] or 0))
+        if before.identity == state["table_identity"] and table.same_rows(before):
+            return
+    raise StateError(
+        f"table mismatch: the state was saved on version {state['table_version']} of a table with "
+        f"identity {state['table_identity']}, this stream reads {table.name} with identity "
+        f"{table.identity}; open the table of the run, or start the next epoch on this one: "
+        f"epoch={_next(state)}"
+    )
+
+
+def _next(state: State) -> int:
+    return int(state["epoch"] or 0) + 1
 
 
 def resolve_stream(

@@ -71,7 +71,7 @@ def _cause(error: Exception) -> Exception | None:
 
 def _brief(error: BaseException) -> str:
     text = redact(str(error).strip() or type(error).__name__)
-    text = re.sub(r",?\s*\S*/rust/\S+\.rs:\d+(:\d+)?", "", text)
+    text = re.sub(r",?\s*\S*/rustc?/\S+\.rs:\d+(:\d+)?", "", text)
     return text if len(text) <= 500 else text[:500] + " ..."
 
 

@@ -133,8 +133,8 @@ class _Process:
         except Exception as error:
             self.connection.close()
             raise ArgumentError(
-                f"the transform cannot be sent to a worker process: {type(error).__name__}: {error}; "
-                "define it at the top of a module, or pass num_workers=0"
+                f"the transform cannot be sent to a worker process: {type(error).__name__}: "
+                f"{error}; define it at the top of a module, or pass num_workers=0"
             ) from error
         finally:
             theirs.close()
