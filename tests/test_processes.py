@@ -440,10 +440,17 @@ def test_fork_is_no_method_for_workers(kind: Kind) -> None:
                 num_workers=1,
                 multiprocessing_context=method,
             )
-    with pytest.raises(ArgumentError, match="no transform"):
-        StreamingDataLoader(in_batches(kind), num_workers=2)
+
+
+def test_workers_are_not_fewer_than_none(kind: Kind) -> None:
     with pytest.raises(ArgumentError, match="-1"):
         StreamingDataLoader(in_batches(kind), transform=battery.odd_only, num_workers=-1)
+
+
+def test_workers_without_a_transform_are_not_started(kind: Kind) -> None:
+    with StreamingDataLoader(in_batches(kind), num_workers=2) as loader:
+        assert next(iter(loader))
+        assert not multiprocessing.active_children()
 
 
 def test_a_parent_that_is_killed_leaves_no_worker(kind: Kind, tmp_path: Path) -> None:
