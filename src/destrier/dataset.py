@@ -241,6 +241,25 @@ class StreamingDataset(Counted, IterableDataset[Any]):
             self._topology = resolve_topology(*self._topology_given)
         return self._topology
 
+    def replicate(self, replicas: Replicas) -> None:
+        """Let groups of ranks read the same data, before rank and world size are used.
+
+        Args:
+            replicas: As the constructor takes it.
+
+        Raises:
+            ArgumentError: If it was given before, or the share of this rank is fixed.
+        """
+        rank, world_size, given = self._topology_given
+        if given is not None or self._stream is not None:
+            raise ArgumentError(
+                f"replicas={replicas!r} comes too late: the dataset has replicas={given!r} and "
+                f"reads share {self.topology.rank} of {self.topology.size}; give it to the dataset"
+            )
+        self._topology_given, self._topology = (rank, world_size, replicas), None
+        if rank is not None or world_size is not None:
+            _ = self.topology
+
     @property
     def topology_is_known(self) -> bool:
         """Whether rank and world size were given, or have been found."""

