@@ -1131,7 +1131,7 @@ def wait_for(condition: Any, seconds: float = 20) -> None:
 
 def test_replicas_can_be_given_to_the_loader(table_path: str) -> None:
     def first(rank: int) -> list[int]:
-        dataset = StreamingDataset(table_path, rank=rank, world_size=4)
+        dataset = StreamingDataset(table_path, columns=["id"], rank=rank, world_size=4)
         with StreamingDataLoader(
             dataset, global_batch_size=12, replicas=2, with_index=True
         ) as loader:
@@ -1140,6 +1140,6 @@ def test_replicas_can_be_given_to_the_loader(table_path: str) -> None:
     shares = [first(rank) for rank in range(4)]
     assert shares[0] == shares[1] != shares[2] == shares[3]
     assert len(shares[0]) == 6
-    dataset = StreamingDataset(table_path, rank=0, world_size=4, replicas=2)
+    dataset = StreamingDataset(table_path, columns=["id"], rank=0, world_size=4, replicas=2)
     with pytest.raises(ArgumentError, match="replicas=4"):
         StreamingDataLoader(dataset, batch_size=2, replicas=4)

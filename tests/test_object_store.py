@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -120,7 +121,7 @@ def test_an_epoch_and_a_resume(uri: str, store: dict[str, str]) -> None:
             batches.append(batch["id"].tolist())
             if len(batches) == 5:
                 state = loader.state_dict()
-    assert sorted(sum(batches, [])) == [i for i in range(ROWS) if i % 10 < 7]
+    assert sorted(chain.from_iterable(batches)) == [i for i in range(ROWS) if i % 10 < 7]
     again = StreamingDataset(uri, storage_options=store)
     with StreamingDataLoader(again, batch_size=50, remainder="keep") as loader:
         loader.load_state_dict(state)

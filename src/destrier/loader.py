@@ -124,15 +124,10 @@ class StreamingDataLoader:
             dataset.replicate(replicas)
         if batch_size is None and global_batch_size is None:
             batch_size, global_batch_size = dataset.batch_size, dataset.global_batch_size
-        if batch_size is None and global_batch_size is None:
-            raise ArgumentError("batch_size or global_batch_size must be given")
         self.remainder: Remainder = dataset.remainder if remainder is None else remainder
         check_sizes(batch_size, global_batch_size, self.remainder)
         check_on_error(on_error)
-        if num_workers < 0:
-            raise ArgumentError(f"num_workers must not be negative, got {num_workers}")
-        if prefetch_bytes < 1:
-            raise ArgumentError(f"prefetch_bytes must be at least 1, got {prefetch_bytes}")
+        _check_numbers(batch_size or global_batch_size, num_workers, prefetch_bytes)
         given = format
         if dataset.transform is not None:
             if transform is not None:
@@ -349,6 +344,15 @@ class StreamingDataLoader:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_runner": None, "_workers": None, "_live_ref": None}
+
+
+def _check_numbers(batch: int | None, num_workers: int, prefetch_bytes: int) -> None:
+    if batch is None:
+        raise ArgumentError("batch_size or global_batch_size must be given")
+    if num_workers < 0:
+        raise ArgumentError(f"num_workers must not be negative, got {num_workers}")
+    if prefetch_bytes < 1:
+        raise ArgumentError(f"prefetch_bytes must be at least 1, got {prefetch_bytes}")
 
 
 def _check_format(format: str, given: str | None, decode: Decode | None) -> None:
