@@ -57,10 +57,10 @@ def kind(shared_table: Any, tmp_path: Path) -> battery.Kind:
     ["num_splits", "shuffle_clump_size", "shuffle_window", "batch_size", "global_batch_size"],
 )
 def test_sizes_are_whole_numbers_from_one(table_path: str, name: str, bad: Any) -> None:
-    with pytest.raises(ArgumentError, match=rf"{name} must be .* at least 1, got {bad!r}"):
+    with pytest.raises(ArgumentError, match=rf"{name} must be .*at least 1, got {bad!r}"):
         StreamingDataset(table_path, **{name: bad})
     if "batch" in name:
-        with pytest.raises(ArgumentError, match=rf"{name} must be .* at least 1, got {bad!r}"):
+        with pytest.raises(ArgumentError, match=rf"{name} must be .*at least 1, got {bad!r}"):
             StreamingDataLoader(table_path, **{name: bad})
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lance
@@ -18,8 +19,6 @@ from destrier.cli import main
 from destrier.report import design_effect
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from conftest import Made
 
 
@@ -112,7 +111,12 @@ def test_head_filters_and_chooses_columns(capsys, table_path, table_ids):
     ]
     assert answer(capsys, "head", table_path, "--filter", "id < 0") == []
     code, out, _ = run(capsys, "head", table_path, "--filter", "id < 0", "--columns", "id")
-    assert (code, out) == (0, "row  id\n")
+    assert (code, out) == (0, "no rows where id < 0\n")
+
+
+def test_head_of_a_table_without_rows(capsys, tmp_path: Path):
+    tables.plain_table(tmp_path / "empty.lance", 0)
+    assert run(capsys, "head", tmp_path / "empty.lance") == (0, "no rows\n", "")
 
 
 def test_head_says_every_value_as_json(capsys, tmp_path: Path):
@@ -148,6 +152,20 @@ def test_head_ends_quietly_when_nobody_reads_on(tmp_path: Path):
         process.stdout.close()
         assert process.stderr.read() == ""
         assert process.wait() == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")
+@pytest.mark.parametrize("arguments", [("head",), ("info", "--json"), ("--version",)])
+def test_a_full_disk_is_an_error_of_one_line(table_path, arguments: tuple[str, ...]):
+    command = [sys.executable, "-m", "destrier.cli", *arguments]
+    if arguments != ("--version",):
+        command.append(table_path)
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("destrier: error: ")
+    assert "No space left" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 # ---- plan -----------------------------------------------------------------------------------
@@ -262,8 +280,20 @@ def test_permute_replaces_a_table_only_when_told_to(capsys, table_path, tmp_path
     assert run(capsys, "permute", table_path, out)[0] == 0
     code, _, err = run(capsys, "permute", table_path, out)
     assert code == 1
-    assert "overwrite" in err
+    assert "--overwrite" in err
+    assert "overwrite=True" not in err
     assert run(capsys, "permute", table_path, out, "--overwrite")[0] == 0
+
+
+def test_permute_never_replaces_data(capsys, own_table: Made, tmp_path: Path):
+    other = tables.plain_table(tmp_path / "other.lance", 9)
+    for out in (own_table.path, other.uri):
+        code, _, err = run(capsys, "permute", own_table.path, out, "--overwrite")
+        assert code == 1
+        assert str(out) in err
+        assert "choose another place" in err
+    assert lance.dataset(own_table.path).count_rows() == tables.ROWS
+    assert lance.dataset(other.uri).version == 1
 
 
 # ---- failing --------------------------------------------------------------------------------
@@ -281,25 +311,32 @@ def test_permute_replaces_a_table_only_when_told_to(capsys, table_path, tmp_path
         (("plan", "TABLE", "--filter", "colour = 3"), "its columns are: id, label"),
         (("plan", "TABLE", "--filter", "id < 0"), "keeps none"),
         (("plan", "TABLE", "--global-batch", "24", "--world-size", "5"), "1, 2, 3, 4, 6, 8"),
+        (("plan", "TABLE", "--global-batch", "24", "--world-size", "5"), "by --world-size 5;"),
         (("plan", "TABLE", "--global-batch", "5000"), "fewer than one step"),
+        (("plan", "TABLE", "--global-batch", "5000"), "give a smaller --global-batch"),
+        (("plan", "TABLE", "--clump-size", "99999", "--window", "99999"), "times --window 99999"),
         (("plan", "TABLE", "--step", "3"), "the steps 0 to 2"),
-        (("plan", "TABLE", "--seed", str(1 << 32)), "2**32"),
-        (("plan", "TABLE", "--num-splits", "1004"), "1004"),
-        (("permute", "TABLE", "OUT", "--parts", "a=0.8,b=0.4"), "sum to 1"),
+        (("plan", "TABLE", "--seed", str(1 << 32)), "--seed must be"),
+        (("plan", "TABLE", "--num-splits", "1004"), "--num-splits is 1004"),
+        (("permute", "TABLE", "OUT", "--parts", "a=0.8,b=0.4"), "0.8, 0.4 sum to 1.2"),
         (("permute", "TABLE", "OUT", "--parts", "a=1000,b=4"), "1003"),
         (("permute", "TABLE", "OUT", "--parts", "a=0,b=1"), "over 0"),
+        (("permute", "TABLE", "OUT", "--parts", "a=0.5,b=9"), "(a=0.5) and numbers of rows (b=9)"),
+        (("permute", "TABLE", "OUT", "--parts", "a=1.5"), "neither a share of 1 nor a whole"),
+        (("info", "FOLDER"), "the folder is empty"),
     ],
 )
 def test_an_error_is_one_line_and_exit_code_1(
     capsys, table_path, tmp_path: Path, arguments: tuple[str, ...], words: str
 ):
-    places = {"TABLE": table_path, "OUT": str(tmp_path / "out.lance")}
+    places = {"TABLE": table_path, "OUT": str(tmp_path / "out.lance"), "FOLDER": str(tmp_path)}
     code, out, err = run(capsys, *(places.get(a, a) for a in arguments))
     assert (code, out) == (1, "")
     assert err.startswith("destrier: error: ")
     assert words in err
     assert err.count("\n") == 1
-    assert "Traceback" not in err
+    for other in ("Traceback", "Fraction", "uneven=", "remainder=", "pin=", "overwrite="):
+        assert other not in err
 
 
 @pytest.mark.parametrize(
@@ -309,6 +346,7 @@ def test_an_error_is_one_line_and_exit_code_1(
         ("nonsense",),
         ("info",),
         ("head", "x", "-n", "0"),
+        ("head", "x", "--columns", ""),
         ("plan", "x", "--world-size", "two"),
         ("permute", "x", "y", "--parts", "train"),
         ("permute", "x", "y", "--parts", "a=1,a=2"),
@@ -345,3 +383,9 @@ def test_credentials_are_not_echoed(capsys, table_path, tmp_path: Path):
     code, out, err = run(capsys, "info", table_path, "--storage-option", secret)
     assert code == 2
     assert secret not in out + err
+    # in a warning, which names the table
+    many = tmp_path / secret
+    tables.appended_table(many, 70, 2)
+    code, out, err = run(capsys, "plan", many, "--global-batch", 10, *given)
+    assert (code, err[:18]) == (0, "destrier: warning:")
+    assert secret not in err

@@ -910,7 +910,7 @@ def settle(loader: StreamingDataLoader) -> int:
     pipeline = loader._runner.pipeline  # type: ignore[union-attr]
     before, quiet = (-1, -1), 0
     for _ in range(2000):
-        now = (pipeline.queued, loader._runner.work.reader.bytes_loaded)  # type: ignore[union-attr]
+        now = (pipeline.queued, loader.dataset.bytes_loaded)  # type: ignore[union-attr]
         quiet = quiet + 1 if now == before else 0
         if quiet == 30:
             return now[0]
@@ -936,7 +936,7 @@ def test_a_consumer_that_sleeps_holds_the_pipeline(tmp_path: Path, clump: int) -
             next(iterator)
         assert settle(loader) == waiting
         consumed = 6 * 128 * 1024
-        loaded = loader._runner.work.reader.bytes_loaded  # type: ignore[union-attr]
+        loaded = loader.dataset.bytes_loaded  # type: ignore[union-attr]
         assert loaded <= consumed + 1.5 * budget
 
 

@@ -401,7 +401,7 @@ def test_digests_tell_lists_apart(uri: str):
         ({"ratios": []}, "1 to 65535 parts, got 0"),
         ({"counts": [1000, 4]}, "counts sum to 1004, but there are only 1003 rows"),
         ({"counts": [1, 0]}, "at least 1, got 0"),
-        ({"counts": [1.5]}, "must be an integer, got 1.5"),
+        ({"counts": [1.5]}, "must be an integer of at least 1, got 1.5"),
         ({"fixed": 0}, "at least 1, got 0"),
         ({"fixed": True}, "must be an integer"),
         ({"fixed": 1004}, "fixed is 1004, but there are only 1003 rows"),
@@ -429,7 +429,7 @@ def test_bad_parts(uri: str, arguments: dict[str, Any], text: str):
         ({"window": 0}, "window must be at least 1"),
         ({"num_splits": 0}, "num_splits must be at least 1"),
         ({"num_splits": 1004}, "num_splits is 1004, but there are only 1003 rows"),
-        ({"seed": "x"}, "seed must be an integer, got 'x'"),
+        ({"seed": "x"}, "seed must be an integer of at least 0, got 'x'"),
     ],
 )
 def test_bad_shuffles(uri: str, arguments: dict[str, Any], text: str):
@@ -552,6 +552,56 @@ def test_saving_does_not_replace_unless_told(uri: str, tmp_path: Path):
         p.save(3)
     with pytest.raises(TableError, match="cannot save the permutation at"):
         p.save("nowhere://at/all")
+
+
+def test_saving_replaces_permutations_only(tmp_path: Path):
+    db = lancedb.connect(tmp_path)
+    rows = pa.table({"row_offset": range(9), "word": ["x"] * 9})
+    data = lance.write_dataset(rows, tmp_path / "data.lance")
+    other = lance.write_dataset(rows, tmp_path / "other.lance")
+    p = PermutationBuilder(data).shuffle().execute()
+    extended = p.to_arrow().append_column("word", rows["word"])  # keeps the metadata
+    kept = lance.write_dataset(extended, tmp_path / "kept.lance")
+    for overwrite in (False, True):
+        for target, name in ((data.uri, ""), (db, "data")):
+            with pytest.raises(ArgumentError, match=r"whose rows the permutation lists.* another"):
+                p.save(target, name, overwrite=overwrite)
+        for target, name in ((other.uri, ""), (db, "other"), (kept.uri, ""), (db, "kept")):
+            with pytest.raises(ArgumentError, match=r"word, is no saved permutation") as caught:
+                p.save(target, name, overwrite=overwrite)
+            assert "other" in str(caught.value) or "kept" in str(caught.value)
+            assert open_table(data).identity in str(caught.value)
+    data.insert(rows)  # the table at a later version is still the source
+    for target in (data.uri, db):
+        with pytest.raises(ArgumentError, match="whose rows the permutation lists"):
+            p.save(target, "data", overwrite=True)
+    assert [lance.dataset(x.uri).version for x in (data, other, kept)] == [2, 1, 1]
+
+
+def test_a_permutation_of_a_permutation_does_not_replace_it(uri: str, tmp_path: Path):
+    saved = PermutationBuilder(uri).execute().save(tmp_path / "p.lance")
+    listed = PermutationBuilder(saved).shuffle().execute()
+    with pytest.raises(ArgumentError, match="whose rows the permutation lists"):
+        listed.save(saved, overwrite=True)
+    again = Permutation.open(saved)
+    assert Permutation.open(again.save(saved, overwrite=True)).identity == again.identity
+
+
+def test_saving_where_something_else_is(uri: str, tmp_path: Path):
+    p = PermutationBuilder(uri).execute()
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "empty").mkdir()
+    for overwrite in (False, True):
+        with pytest.raises(ArgumentError, match=r"there is a file at .*file"):
+            p.save(tmp_path / "file", overwrite=overwrite)
+        with pytest.raises(ArgumentError, match=r"permutation\.lance"):
+            p.save(tmp_path, overwrite=overwrite)
+    assert len(Permutation.open(p.save(tmp_path / "empty"))) == len(p)
+    for manifest in (tmp_path / "empty" / "_versions").iterdir():
+        manifest.write_bytes(b"damaged")
+    for target in (tmp_path / "empty", "nowhere://at/all"):
+        with pytest.raises(TableError, match="cannot save the permutation at"):
+            p.save(target, overwrite=True)
 
 
 def test_an_error_while_saving_is_the_first_one(uri: str, tmp_path: Path):
@@ -741,8 +791,10 @@ def test_no_list_at_all(uri: str):
         as_permutation(pa.table({"a": [1], "b": [1]}), table)
     with pytest.raises(ColumnError, match=r"a \(string\)"):
         as_permutation(pa.table({"a": ["1"]}), table)
-    with pytest.raises(ArgumentError, match="got list"):
-        as_permutation([1, 2], table)
+    for rows in ([1, 2], np.arange(2), pa.array([1, 2]), pa.chunked_array([[1]]), pl.Series([1])):
+        shown = rf'got {type(rows).__name__}; .* pa\.table\({{"row_offset": rows}}\)'
+        with pytest.raises(ArgumentError, match=shown):
+            as_permutation(rows, table)
 
 
 # ---- LanceDB's own builder ------------------------------------------------------------------

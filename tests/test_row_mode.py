@@ -27,11 +27,13 @@ from destrier import (
     ArgumentError,
     ColumnError,
     DestrierWarning,
+    EmptyError,
     IterationError,
     StateError,
     StreamingDataset,
     TransformError,
 )
+from destrier.sizing import default_num_splits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -373,12 +375,16 @@ def test_automatic_splits_suit_ranks_and_workers(table_path: str) -> None:
     def splits(**options: Any) -> int:
         return int(StreamingDataset(table_path, **options).num_splits)
 
-    assert splits() == 256
-    assert splits(rank=0, world_size=2) == 256
-    assert splits(rank=0, world_size=3) == 258
-    assert splits(rank=0, world_size=3, filter="label = 1") == 99
+    assert splits() == 8  # 1 003 rows: at least 64 cycles, so that few rows are left over
+    assert splits(rank=0, world_size=2) == 8
+    assert splits(rank=0, world_size=3) == 15
+    assert splits(rank=0, world_size=3, filter="label = 1") == 3
     worker = SimpleNamespace(id=0, num_workers=5)
-    assert splits(rank=0, world_size=3, worker_info_override=worker) == 270
+    assert splits(rank=0, world_size=3, worker_info_override=worker) == 15
+    assert default_num_splits(100_000) == 256
+    assert default_num_splits(100_000, multiple=3) == 258
+    with pytest.raises(EmptyError, match="2 rows are too few for 3 ranks"):
+        default_num_splits(2, multiple=3)
     assert splits(shuffle=False) == 1
     assert splits(shuffle=False, rank=0, world_size=3) == 3
 

@@ -157,14 +157,11 @@ def test_a_value_of_the_wrong_type_is_named(
             assert repr(value) in str(caught.value)
 
 
-@pytest.mark.parametrize("bad", [[], 3, "state", [("version", 1)]])
+@pytest.mark.parametrize("bad", [None, [], 3, "state", [("version", 1)]])
 def test_what_is_no_state_is_refused(kind: battery.Kind, bad: Any) -> None:
-    with opened("dataset", kind, batch=BATCH) as stream:
-        if not bad:
-            stream.load_state_dict(bad)
-            return
-        with pytest.raises(StateError, match=f"dict, got {type(bad).__name__}"):
-            stream.load_state_dict(bad)
+    text = f"dict, got {type(bad).__name__}"
+    with opened("dataset", kind, batch=BATCH) as stream, pytest.raises(StateError, match=text):
+        stream.load_state_dict(bad)
 
 
 @pytest.mark.parametrize(

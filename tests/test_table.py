@@ -116,6 +116,18 @@ def test_written_by_pylance_and_read_by_lancedb(database, tmp_path):
     assert ids(open_table(source)) == list(range(10))
 
 
+def test_storage_options_given_with_a_table(path):
+    table = open_table(path, version=1, storage_options={"client_max_retries": "2"})
+    for same in (None, {"client_max_retries": "2"}):
+        assert open_table(table, storage_options=same) is table
+    other = open_table(table, storage_options={"client_max_retries": "3"})
+    assert other.storage_options == {"client_max_retries": "3"}
+    assert other.dataset.initial_storage_options["client_max_retries"] == "3"
+    assert (other.uri, other.version) == (table.uri, 1)
+    later = open_table(table, version=2, storage_options={})
+    assert (later.version, later.storage_options) == (2, {})
+
+
 def test_lancedb_table_at_a_version(database):
     source = database.create_table("t", ROWS)
     first = source.version
@@ -262,6 +274,11 @@ def test_things_that_are_no_tables(tmp_path):
     for what in (file, folder, "nonsense://somewhere/x"):
         with pytest.raises(TableError, match="as a Lance table"):
             open_table(what)
+    with pytest.raises(TableError, match=f"cannot open {folder} as a Lance table: .* is empty"):
+        open_table(folder)
+    (folder / "notes.txt").touch()
+    with pytest.raises(TableError, match=f"cannot open {folder} as .* holds no table"):
+        open_table(folder)
 
 
 def test_damaged_manifest(path):
@@ -369,6 +386,15 @@ def test_columns_are_checked(path):
 
 def test_rows_are_counted_without_deleted_ones(table_path, table_ids):
     assert open_table(table_path).num_rows == len(table_ids) == tables.ROWS
+
+
+def test_fragments_are_counted_once(table_path, monkeypatch):
+    table = open_table(table_path)
+    known = (table.num_rows, table.row_bytes)
+    again = pickle.loads(pickle.dumps(table))
+    monkeypatch.setattr(lance.LanceDataset, "get_fragments", None)
+    for seen in (table, again):
+        assert (seen.num_rows, seen.row_bytes) == known
 
 
 def test_bytes_of_a_row(tmp_path, table_path):

@@ -46,9 +46,12 @@ def test_environment(monkeypatch):
     assert resolve_topology() == Topology(3, 4)
 
 
-def test_half_an_environment_is_none(monkeypatch):
-    monkeypatch.setenv("RANK", "3")
-    assert resolve_topology() == Topology(0, 1)
+@pytest.mark.parametrize(("name", "other"), [("RANK", "WORLD_SIZE"), ("WORLD_SIZE", "RANK")])
+def test_half_an_environment_is_an_error(monkeypatch, name, other):
+    monkeypatch.setenv(name, "3")
+    with pytest.raises(ArgumentError, match=f"variable {name} is '3', but {other} is not set"):
+        resolve_topology()
+    assert resolve_topology(rank=1, world_size=2) == Topology(1, 2)
 
 
 def test_torch_distributed_before_environment(monkeypatch, initialised):
@@ -74,6 +77,11 @@ def test_arguments_before_all(monkeypatch, initialised):
         ({"rank": 0, "world_size": 6, "replicas": 4}, "replicas is 4, .* world_size 6"),
         ({"rank": 0, "world_size": 6, "replicas": 0}, "replicas is 0"),
         ({"replicas": FakeMesh(0, 2, ndim=2)}, "2 dimensions"),
+        (
+            {"rank": 1, "world_size": 4, "replicas": FakeMesh(0, 2)},
+            "rank is 1 and world_size is 4, but replicas is a DeviceMesh",
+        ),
+        ({"world_size": 4, "replicas": FakeMesh(0, 2)}, "leave rank and world_size out"),
     ],
 )
 def test_errors_name_the_values(arguments, shown):

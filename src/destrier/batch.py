@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -14,8 +13,15 @@ from numpy.typing import NDArray
 
 from destrier.columns import Column, take
 from destrier.decode import Format, decode_rows, to_format
-from destrier.errors import ArgumentError, ColumnError, RowError, TransformError, WorkerError
-from destrier.order import Ints, epoch_key, hash_words, subkey
+from destrier.errors import (
+    ArgumentError,
+    ColumnError,
+    LengthError,
+    RowError,
+    TransformError,
+    WorkerError,
+)
+from destrier.order import ROW_SEED_KEY, Ints, epoch_key, hash_words, subkey
 from destrier.plan import Remainder
 from destrier.pool import Gathered
 from destrier.table import Table
@@ -33,9 +39,6 @@ __all__ = [
 
 OnError: TypeAlias = "Literal['raise', 'skip', 'fill'] | Callable[[Exception], bool]"
 INDEX_COLUMNS = ("sample_index", "row_offset")
-_SEED_KEY = 4  # keys 0 to 3 of an epoch belong to the order
-
-logger = logging.getLogger("destrier")
 
 
 @dataclass
@@ -123,14 +126,6 @@ class Finisher:
         if self.collate_fn is not None:
             batch = self.collate_fn(batch)
         failed = [errors[position] for position in sorted(errors)]
-        if failed:
-            logger.warning(
-                "%d of %d rows of a batch of %s failed, first: %s",
-                len(failed),
-                len(raw.samples),
-                self.table,
-                failed[0],
-            )
         return Finished(batch, failed)
 
     def _attempt(
@@ -214,7 +209,7 @@ class Finisher:
 
     def _seeds(self, raw: RawBatch, positions: Ints) -> Ints:
         """One seed a row, from seed, epoch and sample index alone."""
-        key = np.uint64(subkey(epoch_key(self.seed, raw.epoch), _SEED_KEY))
+        key = np.uint64(subkey(epoch_key(self.seed, raw.epoch), ROW_SEED_KEY))
         words = hash_words(key ^ hash_words(raw.samples[positions].astype(np.uint64)))
         seeds: Ints = (words >> np.uint64(1)).astype(np.int64)
         return seeds
@@ -238,10 +233,6 @@ def wants_seeds(transform: Callable[..., Any]) -> bool:
         if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
     ]
     return len(places) >= 2
-
-
-class LengthError(TransformError):
-    """A transform returned the wrong number of rows: a fault of the code, never of a row."""
 
 
 def check_length(out: Any, rows: int) -> None:

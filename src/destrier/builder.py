@@ -6,13 +6,13 @@ part costs one or two bytes a selected row once its rows are asked for, a sequen
 
 from __future__ import annotations
 
-import operator
 from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from destrier.check import integer
 from destrier.errors import (
     ArgumentError,
     ColumnError,
@@ -168,9 +168,9 @@ class PermutationBuilder:
         """
         names = self._begin("split_random", names)
         parts = _number_of_parts(ratios, counts, fixed)
-        seed = _integer("seed", seed, 0)
+        seed = integer("seed", seed, 0)
         epoch_key(seed, 0)
-        clump = 1 if clump_size is None else _integer("clump_size", clump_size, 1)
+        clump = 1 if clump_size is None else integer("clump_size", clump_size, 1)
         called = _called(parts, names)
 
         def split(rows: RowList) -> list[Part]:
@@ -242,10 +242,10 @@ class PermutationBuilder:
             kind = self._table.schema.field(column).type
             if not hashable(kind):
                 raise ColumnError(f"split_hash cannot hash the column {column!r} of type {kind}")
-        shares = [_integer("a weight", weight, 1) for weight in weights]
+        shares = [integer("a weight", weight, 1) for weight in weights]
         called = _called(len(shares), names)
         edges = np.cumsum(shares, dtype=np.int64)
-        total = sum(shares) + _integer("discard_weight", discard_weight, 0)
+        total = sum(shares) + integer("discard_weight", discard_weight, 0)
         if total >= 1 << 32:
             raise ArgumentError(f"the weights must sum to less than 2**32, they sum to {total}")
 
@@ -336,16 +336,16 @@ class PermutationBuilder:
         """
         if self._order is not None:
             raise ArgumentError("shuffle is called twice")
-        clump = 1 if clump_size is None else _integer("clump_size", clump_size, 1)
+        clump = 1 if clump_size is None else integer("clump_size", clump_size, 1)
         default = _DEFAULT_WINDOW if clump > 1 else 1
-        lanes = _integer("num_splits", num_splits, 1)
+        lanes = integer("num_splits", num_splits, 1)
         order = partial(
             Order,
-            seed=_integer("seed", seed, 0),
-            epoch=_integer("epoch", epoch, 0),
+            seed=integer("seed", seed, 0),
+            epoch=integer("epoch", epoch, 0),
             num_splits=lanes,
             clump_size=clump,
-            window=default if window is None else _integer("window", window, 1),
+            window=default if window is None else integer("window", window, 1),
         )
         order(lanes)  # checks seed, epoch and window
         self._order, self._num_splits = order, lanes
@@ -389,18 +389,6 @@ class PermutationBuilder:
 # ---- sizes ----------------------------------------------------------------------------------
 
 
-def _integer(name: str, value: Any, least: int) -> int:
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        number = operator.index(value)
-    except TypeError:
-        raise ArgumentError(f"{name} must be an integer, got {value!r}") from None
-    if number < least:
-        raise ArgumentError(f"{name} must be at least {least}, got {number}")
-    return number
-
-
 def _ratio(value: Any) -> Fraction:
     """A number as what it prints as: 0.7 is seven tenths, not the nearest binary fraction."""
     try:
@@ -410,6 +398,10 @@ def _ratio(value: Any) -> Fraction:
     if number <= 0:
         raise ArgumentError(f"a ratio must be over 0, got {value!r}")
     return number
+
+
+def _shown(ratio: Ratio) -> str:
+    return f"{float(ratio):.10g}"
 
 
 def _number_of_parts(
@@ -426,14 +418,15 @@ def _number_of_parts(
         total = sum(map(_ratio, ratios), Fraction(0))
         if total > 1 + _SUM_TOLERANCE:
             raise ArgumentError(
-                f"the ratios must sum to 1 at most, {list(ratios)} sum to {float(total)}"
+                f"the ratios must sum to 1 at most, {', '.join(map(_shown, ratios))} sum to "
+                f"{_shown(total)}"
             )
         return len(ratios)
     if counts is not None:
         for count in counts:
-            _integer("a count", count, 1)
+            integer("a count", count, 1)
         return len(counts)
-    return _integer("fixed", fixed, 1)
+    return integer("fixed", fixed, 1)
 
 
 def _bounds(

@@ -14,6 +14,7 @@ import shutil
 import sys
 import warnings
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
@@ -24,7 +25,7 @@ from destrier.errors import (
     FilterError,
     ReadError,
 )
-from destrier.show import Blob, cell, number, plain, side_by_side, size
+from destrier.show import Blob, cell, number, plain, side_by_side, size, spoken
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -41,27 +42,42 @@ _SECRET_LENGTH = 4  # shorter values, such as "true", are no secrets and stand i
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    options = _parser().parse_args(argv)
-    secrets = [value for _, value in getattr(options, "storage_option", [])]
+    secrets: list[str] = []
     with warnings.catch_warnings():
         warnings.simplefilter("always", DestrierWarning)
-        warnings.showwarning = _show_warning
+        warnings.showwarning = partial(_show_warning, secrets)
         try:
+            options = _parser().parse_args(argv)
+            secrets += [value for _, value in getattr(options, "storage_option", [])]
             code: int = options.run(options)
             sys.stdout.flush()
         except DestrierError as error:
             print(f"destrier: error: {_one_line(str(error), secrets)}", file=sys.stderr)
             return 1
         except BrokenPipeError:
-            # Whoever reads the output has seen enough. Python must not flush into the pipe again.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _drop_output()  # whoever reads it has seen enough
             return 0
+        except OSError as error:
+            _drop_output()
+            print(f"destrier: error: {_one_line(str(error), secrets)}", file=sys.stderr)
+            return 1
         except KeyboardInterrupt:
             return 130
         return code
 
 
+def _drop_output() -> None:
+    """Write what is still to be written, or drop it: Python must not try again when it ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _one_line(text: str, secrets: Sequence[str]) -> str:
+    from destrier.table import redact
+
+    text = spoken(redact(text))
     for secret in secrets:
         if len(secret) >= _SECRET_LENGTH:
             text = text.replace(secret, "***")
@@ -69,6 +85,7 @@ def _one_line(text: str, secrets: Sequence[str]) -> str:
 
 
 def _show_warning(
+    secrets: Sequence[str],
     message: Warning | str,
     category: type[Warning],  # noqa: ARG001 - Python's signature
     filename: str,  # noqa: ARG001
@@ -76,7 +93,7 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,  # noqa: ARG001
 ) -> None:
-    print(f"destrier: warning: {_one_line(str(message), [])}", file=file or sys.stderr)
+    print(f"destrier: warning: {_one_line(str(message), secrets)}", file=file or sys.stderr)
 
 
 # ---- arguments ------------------------------------------------------------------------------
@@ -249,7 +266,10 @@ def _version(text: str) -> int | str:
 
 
 def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise argparse.ArgumentTypeError("no column is named")
+    return names
 
 
 def _storage_option(text: str) -> tuple[str, str]:
@@ -346,6 +366,8 @@ def _head(options: argparse.Namespace) -> int:
     rows = list(_first_rows(table, columns, options.filter, options.n))
     if options.json:
         _print_json([{key: plain(value) for key, value in row.items()} for row in rows])
+    elif not rows:
+        print("no rows" if options.filter is None else f"no rows where {options.filter}")
     else:
         heads = ("row", *columns)
         _print_table(heads, [[cell(value) for value in row.values()] for row in rows])
@@ -482,8 +504,7 @@ def _permute(options: argparse.Namespace) -> int:
         builder = builder.filter(options.filter)
     if options.parts is not None:
         names, sizes = list(options.parts), list(options.parts.values())
-        if min(sizes) <= 0:
-            raise ArgumentError("the size of a part must be over 0")
+        _check_sizes(options.parts)
         if all(share.denominator == 1 for share in sizes) and sum(sizes) > 1:
             builder = builder.split_random(
                 counts=[int(share) for share in sizes], seed=options.seed, names=names
@@ -504,6 +525,23 @@ def _permute(options: argparse.Namespace) -> int:
         + (f" in parts: {parts}" if parts else "")
     )
     return 0
+
+
+def _check_sizes(parts: dict[str, Fraction]) -> None:
+    """Raise unless all sizes are shares of 1, or all are numbers of rows."""
+    shares = [name for name, part in parts.items() if part.denominator > 1]
+    for name, part in parts.items():
+        shown = f"{name}={float(part):.10g}"
+        if part <= 0:
+            raise ArgumentError(f"the size of a part must be over 0, got {shown}")
+        if part > 1 and part.denominator > 1:
+            raise ArgumentError(f"{shown} is neither a share of 1 nor a whole number of rows")
+        if part >= 1 and shares:
+            share = f"{shares[0]}={float(parts[shares[0]]):.10g}"
+            raise ArgumentError(
+                f"--parts mixes shares of 1 ({share}) and numbers of rows ({shown}): give shares "
+                "for all parts, or numbers for all"
+            )
 
 
 def _demo(options: argparse.Namespace) -> int:

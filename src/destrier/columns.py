@@ -9,6 +9,7 @@ Nulls of a dense column: NaN where the type is floating, else the row is marked 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from destrier.order import Ints
 
-__all__ = ["Column", "Columns", "dense_type", "from_arrow", "take"]
+__all__ = ["Column", "Columns", "dense_bytes", "dense_type", "from_arrow", "take"]
 
 _TIMES = (
     pa.types.is_timestamp,
@@ -64,6 +65,12 @@ def dense_type(kind: pa.DataType) -> tuple[np.dtype[Any], tuple[int, ...]] | Non
     if any(test(kind) for test in _TIMES):
         return np.dtype(f"i{kind.bit_width // 8}"), ()
     return None
+
+
+def dense_bytes(kind: pa.DataType) -> int:
+    """Return the bytes of one value of a fixed-width type in memory, 0 for any other type."""
+    dense = dense_type(kind)
+    return 0 if dense is None else dense[0].itemsize * math.prod(dense[1])
 
 
 def from_arrow(array: pa.Array) -> Column:

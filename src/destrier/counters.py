@@ -2,66 +2,89 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from destrier.sharing import COUNTERS, Shared
 
 if TYPE_CHECKING:
-    from destrier.iteration import DatasetIterator
-    from destrier.runner import Runner
+    from destrier.pipeline import Pipeline
 
-__all__ = ["Counted"]
+__all__ = ["Consumer", "Counted", "Counts"]
+
+
+class Counts:
+    """Sums that threads add to: bytes loaded, and seconds of reading and of transforming."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sums: dict[str, float] = {}
+
+    def add(self, name: str, amount: float) -> None:
+        """Add to a sum."""
+        with self._lock:
+            self._sums[name] = self._sums.get(name, 0) + amount
+
+    def __getitem__(self, name: str) -> float:
+        return self._sums.get(name, 0)
+
+    def __reduce__(self) -> tuple[type[Counts], tuple[()]]:
+        return Counts, ()  # a copy in another process counts for itself
+
+
+class Consumer(Protocol):
+    """An iterator over a dataset, as far as its counters want to know it."""
+
+    consumed: int
+    total: int
+    share_rows: int
+
+    def end(self, why: str) -> None:
+        """Close it; with a reason, using it further is an error."""
+        ...
+
+    @property
+    def in_hand(self) -> int:
+        """Rows of the current share that were not yielded yet."""
+        ...
+
+    @property
+    def pipeline(self) -> Pipeline | None:
+        """The pipeline it reads from."""
+        ...
 
 
 class Counted:
     """The counters of a dataset: its own, and those of its copies in workers."""
 
-    _runner: Runner | None
-    _live: weakref.ref[DatasetIterator] | None
+    _live: weakref.ref[Consumer] | None
+    _last_consumed: int
     _shared: Shared | None
 
     def __init__(self) -> None:
         super().__init__()
-        self._rows_skipped = 0
-        self._past = (0.0, 0.0, 0.0)
-
-    def _keep_counters(self, runner: Runner) -> None:
-        """Add up what a runner counted before it goes."""
-        loaded, fetch, transform = self._past
-        pipeline = runner.pipeline
-        self._past = (
-            loaded + runner.work.reader.bytes_loaded,
-            fetch + runner.work.reader.fetch_time,
-            transform + (pipeline.transform_time if pipeline is not None else 0.0),
-        )
+        self._counts = Counts()
 
     def _counters(self) -> dict[str, int]:
-        runner = self._runner
         live = None if self._live is None else self._live()
-        pipeline = None if runner is None else runner.pipeline
-        loaded, fetch, transform = self._past
-        if runner is not None:
-            loaded += runner.work.reader.bytes_loaded
-            fetch += runner.work.reader.fetch_time
-        if pipeline is not None:
-            transform += pipeline.transform_time
-        consumed = ready = left = raw = 0
-        if live is not None:
-            consumed = live.consumed
-            raw = 0 if pipeline is None else pipeline.unfinished * live.share_rows
-            queued = 0 if pipeline is None else pipeline.queued * live.share_rows
+        pipeline = None if live is None else live.pipeline
+        consumed = self._last_consumed if live is None else live.consumed
+        ready = left = raw = 0
+        if live is not None and pipeline is not None:
+            raw = pipeline.unfinished * live.share_rows
+            queued = pipeline.queued * live.share_rows
             ready = max(0, min(live.total - consumed, queued - raw + live.in_hand))
             left = max(0, live.total - consumed - ready - raw)
         return {
-            "bytes_loaded": int(loaded),
-            "fetch_time": int(fetch * 1e6),
-            "transform_time": int(transform * 1e6),
+            "bytes_loaded": int(self._counts["bytes_loaded"]),
+            "fetch_time": int(self._counts["fetch_time"] * 1e6),
+            "transform_time": int(self._counts["transform_time"] * 1e6),
             "raw_queue_depth": raw,
             "prefetch_queue_depth": ready,
             "unscanned_rows": left,
             "consumed_rows": consumed,
-            "rows_skipped": self._rows_skipped,
+            "rows_skipped": int(self._counts["rows_skipped"]),
         }
 
     def _count(self, name: str) -> int:
@@ -80,7 +103,7 @@ class Counted:
 
     @property
     def transform_time(self) -> float:
-        """Seconds spent transforming, summed over threads."""
+        """Seconds spent decoding and transforming, summed over threads."""
         return self._count("transform_time") / 1e6
 
     @property
@@ -100,10 +123,10 @@ class Counted:
 
     @property
     def consumed_rows(self) -> int:
-        """Rows yielded by the current iterator."""
+        """Rows yielded by the current iterator, or the last one."""
         return self._count("consumed_rows")
 
     @property
     def rows_skipped(self) -> int:
-        """Rows dropped because their transform raised."""
+        """Rows that were left out because they failed."""
         return self._count("rows_skipped")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import IterableDataset
 
 from destrier.batch import Finisher, check_extra_columns
-from destrier.counters import Counted
+from destrier.check import integer
+from destrier.counters import Consumer, Counted
 from destrier.errors import ArgumentError, DestrierWarning, IterationError, VersionError
 from destrier.foreign import as_permutation
 from destrier.iteration import DatasetIterator
-from destrier.order import epoch_key
 from destrier.permutation import Part, Permutation, describe
 from destrier.plan import Cycles, Remainder, Shares, Steps, check_batch, check_sizes
 from destrier.read import Reader
@@ -29,6 +29,7 @@ from destrier.runner import (
     agree,
     chosen_columns,
     owned_rows,
+    usable_cores,
 )
 from destrier.sharing import Shared
 from destrier.state import Position, State, check_state, merge_states
@@ -157,28 +158,22 @@ class StreamingDataset(Counted, IterableDataset[Any]):
         blocks_per_epoch: int | str | None = None,
     ) -> None:
         super().__init__()
-        packing = dict(
-            zip(_PACKING, (pack_sequences, eos_id, pad_id, blocks_per_epoch), strict=True)
-        )
-        for name, value in packing.items():
-            if value is not None:
-                raise ArgumentError(f"{name} is not available yet: pack tokens before writing them")
+        _refuse_packing((pack_sequences, eos_id, pad_id, blocks_per_epoch))
         if prefetch_batches is not None:
             warnings.warn(
                 "prefetch_batches is deprecated, pass io_queue_depth", DestrierWarning, stacklevel=2
             )
             io_queue_depth = prefetch_batches
-        for name, number in (
-            ("read_batch_size", read_batch_size),
-            ("io_queue_depth", io_queue_depth),
-            ("transform_parallelism", transform_parallelism),
-            ("transform_queue_depth", transform_queue_depth),
-            ("prefetch_bytes", prefetch_bytes),
-        ):
-            if number is not None and number <= 0:
-                raise ArgumentError(f"{name} must be greater than 0, got {number}")
+        _check_options(
+            columns,
+            transform,
+            read_batch_size=read_batch_size,
+            io_queue_depth=io_queue_depth,
+            transform_parallelism=transform_parallelism,
+            transform_queue_depth=transform_queue_depth,
+            prefetch_bytes=prefetch_bytes,
+        )
         check_on_transform_error(on_transform_error)
-        epoch_key(shuffle_seed or 0, epoch)
         check_sizes(batch_size, global_batch_size, remainder)
         self._settings = Settings(
             filter=filter,
@@ -204,11 +199,13 @@ class StreamingDataset(Counted, IterableDataset[Any]):
         self._worker_override = worker_info_override
         self._topology_given = (rank, world_size, replicas)
         self._topology: Topology | None = None
-        self._position = Position(epoch)
+        self._position = Position(integer("epoch", epoch, 0, 1 << 32))
         self._stream: Stream | None = None
         self._runner: Runner | None = None
-        self._live: weakref.ref[DatasetIterator] | None = None
+        self._live: weakref.ref[Consumer] | None = None
+        self._stream_batch: int | None = None
         self._agreed: Stream | None = None
+        self._last_consumed = 0
         self._shared: Shared | None = None
         self._placed = False
         self._adopted: Settings | None = None
@@ -241,7 +238,7 @@ class StreamingDataset(Counted, IterableDataset[Any]):
             self._topology = resolve_topology(*self._topology_given)
         return self._topology
 
-    def replicate(self, replicas: Replicas) -> None:
+    def _replicate(self, replicas: Replicas) -> None:
         """Let groups of ranks read the same data, before rank and world size are used.
 
         Args:
@@ -261,11 +258,6 @@ class StreamingDataset(Counted, IterableDataset[Any]):
             _ = self.topology
 
     @property
-    def topology_is_known(self) -> bool:
-        """Whether rank and world size were given, or have been found."""
-        return self._topology is not None
-
-    @property
     def num_splits(self) -> int:
         """Lanes of the order."""
         return self.stream().num_splits
@@ -275,32 +267,26 @@ class StreamingDataset(Counted, IterableDataset[Any]):
         """The current epoch."""
         return self._position.epoch
 
-    @property
-    def position(self) -> Position:
-        """Where the stream is."""
-        return self._position
-
-    @position.setter
-    def position(self, position: Position) -> None:
-        self._position = position
-
     def stream(self, global_batch: int | None = None) -> Stream:
         """Resolve the table, the selection and the order, at first use.
 
         Args:
             global_batch: Samples in a step, of the loader that asks.
         """
-        if self._stream is None:
-            topology = self.topology
-            batch = global_batch or self._global_batch()
-            multiple = 1 if batch else topology.size * self._worker().count
+        batch = global_batch or self._global_batch()
+        known = self._stream
+        # What the batch decides is settled by the first iterator or state, not by a look.
+        if known is None or (self._agreed is not known and batch != self._stream_batch):
+            multiple = 1 if batch else self.topology.size * self._worker().count
             self._stream = resolve_stream(
                 self._table,
                 self._adopted or self._settings,
                 global_batch=batch,
                 multiple=multiple,
             )
-        return self._stream
+            self._stream_batch = batch
+            return self._stream
+        return known
 
     def _global_batch(self) -> int | None:
         if self.global_batch_size is not None:
@@ -350,7 +336,7 @@ class StreamingDataset(Counted, IterableDataset[Any]):
             IterationError: In a forked process, or at the first ``next`` while another iterator of
                 this dataset is live.
         """
-        self.check_process()
+        self._check_process()
         if current_worker() is not None and self._shared is not None:
             if self._placed:
                 self._shared.begin_at(self._position.epoch)
@@ -359,7 +345,7 @@ class StreamingDataset(Counted, IterableDataset[Any]):
         self._placed = False
         return DatasetIterator(self)
 
-    def check_process(self) -> None:
+    def _check_process(self) -> None:
         """Raise in a process that was forked from the one in which the dataset was made.
 
         Raises:
@@ -390,15 +376,14 @@ class StreamingDataset(Counted, IterableDataset[Any]):
         """The running pipeline at a position."""
         if self._runner is None:
             worker = self._worker()
-            stream = self.stream()
-            self.agree(stream)
+            stream = self._settle()
             shares = self._shares(worker)
             columns = chosen_columns(stream, self.columns)
-            reader = Reader(stream.table, columns)
+            reader = Reader(stream.table, columns, counts=self._counts)
             batch = self._global_batch()
             held = owned_rows(stream, self.topology, batch, worker)
             ready = self._prefetch_bytes
-            threads = 0 if self.transform is None else self._threads or os.cpu_count() or 1
+            threads = 0 if self.transform is None else self._threads or usable_cores()
             if batch is None:
                 finish: Any = RowFinisher(
                     self.transform, self._on_transform_error, self._read_batch_size
@@ -431,15 +416,34 @@ class StreamingDataset(Counted, IterableDataset[Any]):
             with_index=self.with_index,
         )
 
-    def agree(self, stream: Stream) -> None:
-        """Let the ranks compare their plans, once for each stream, before the first batch.
+    def _settle(self, global_batch: int | None = None) -> Stream:
+        """The stream for an iterator; the ranks compare it once, before the first batch.
 
         Raises:
             StateError: If two ranks have different plans.
         """
-        if self._agreed is not stream and current_worker() is None:
-            agree(stream, self.topology)
-            self._agreed = stream
+        if self._agreed is None or self._agreed is not self._stream:
+            if current_worker() is None:
+                mesh = self._topology_given[2]
+                group = None if mesh is None or isinstance(mesh, int) else mesh.get_group()
+                agree(lambda: self.stream(global_batch), self.topology, group)
+            self._agreed = self.stream(global_batch)
+        return self._agreed
+
+    def _leave(self, iterator: Consumer) -> None:
+        """Forget an iterator, if it is the live one."""
+        if self._live is not None and self._live() in (None, iterator):
+            self._live = None
+            self._last_consumed = iterator.consumed
+
+    def _check_free(self) -> None:
+        """Raise if an iterator of this dataset, or of a loader over it, is live."""
+        if self._live is not None and self._live() is not None:
+            raise IterationError(
+                "StreamingDataset does not support concurrent iteration: another iterator of this "
+                "dataset, or of a loader over it, is live; exhaust or close() it first, or make a "
+                "second dataset"
+            )
 
     # ---- the state ------------------------------------------------------------------------------
 
@@ -459,18 +463,20 @@ class StreamingDataset(Counted, IterableDataset[Any]):
         position = self._position
         return self.stream().identity.state(position.epoch, position.counter)
 
-    def load_state_dict(self, state: Mapping[str, Any], *, global_batch: int | None = None) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a saved position; the next ``iter`` continues there.
 
         Args:
             state: From `state_dict`, of any rank. An empty one does nothing.
-            global_batch: Samples in a step, of the loader that asks.
 
         Raises:
             StateError: If it is not a state, or of another stream; names both values.
             VersionError: If the table's version of the state is gone.
         """
-        if not state:
+        self._load(state, self._global_batch())
+
+    def _load(self, state: Mapping[str, Any], batch: int | None) -> None:
+        if isinstance(state, Mapping) and not state:
             return
         checked = check_state(state)
         settings = self._settings.adopt(checked)
@@ -479,12 +485,12 @@ class StreamingDataset(Counted, IterableDataset[Any]):
             if not self._version_given:
                 table = self._table_of(checked)
             check_table(table, checked, version_given=self._version_given)
-        batch = global_batch or self._global_batch()
         multiple = 1 if batch else self.topology.size
         stream = resolve_stream(table, settings, global_batch=batch, multiple=multiple)
         stream.check_plan(checked)
         self._stop()
         self._table, self._stream, self._adopted = table, stream, settings
+        self._stream_batch = batch
         self._position = Position(int(checked["epoch"] or 0), int(checked["counter"] or 0))
         self._place()
 
@@ -505,7 +511,7 @@ class StreamingDataset(Counted, IterableDataset[Any]):
         The number of a loaded, unfinished epoch changes nothing; another drops the loaded
         position, with a warning.
         """
-        epoch_key(0, epoch)
+        epoch = integer("epoch", epoch, 0, 1 << 32)
         before = self._position
         if not before.begun and before.counter and before.epoch != epoch:
             warnings.warn(
@@ -522,7 +528,7 @@ class StreamingDataset(Counted, IterableDataset[Any]):
         if current_worker() is not None:
             self._placed = True
         elif self._shared is not None:
-            ahead = self._position if not self._position.begun else self._position.begin()
+            ahead = self._position.begin()
             self._shared.place(ahead.epoch, ahead.counter)
 
     @staticmethod
@@ -539,8 +545,10 @@ class StreamingDataset(Counted, IterableDataset[Any]):
         self._stop(wait=True)
 
     def _stop(self, *, wait: bool = False) -> None:
+        live = None if self._live is None else self._live()
+        if live is not None:
+            live.end("the dataset or loader was closed, or a state was loaded")
         if self._runner is not None:
-            self._keep_counters(self._runner)
             self._runner.stop(wait=wait)
         self._runner = None
         self._live = None
@@ -550,13 +558,13 @@ class StreamingDataset(Counted, IterableDataset[Any]):
     def __getstate__(self) -> dict[str, Any]:
         """Everything but the running parts; the topology is fixed here, in the parent."""
         _ = self.topology
-        if get_spawning_popen() is not None and self._agreed is None:
-            self.agree(self.stream())  # workers belong to no process group
+        if get_spawning_popen() is not None:
+            self._settle()  # workers belong to no process group
         if self._shared is None:
             self._shared = Shared()
             self._place()
         state = self.__dict__.copy()
-        state.update(_runner=None, _live=None, _past=(0.0, 0.0, 0.0), _rows_skipped=0)
+        state.update(_runner=None, _live=None, _last_consumed=0, _topology_given=(None, None, None))
         # The stream is resolved again in the other process, from the selection's shared file.
         state["_stream"] = state["_agreed"] = None
         if self._connection_factory is not None:
@@ -570,3 +578,19 @@ class StreamingDataset(Counted, IterableDataset[Any]):
             name = os.path.basename(self._table.uri.rstrip("/")).removesuffix(".lance")
             source = self._connection_factory(name)
             self._table = open_table(source, version=self._table.version)
+
+
+def _refuse_packing(values: tuple[Any, ...]) -> None:
+    for name, value in zip(_PACKING, values, strict=True):
+        if value is not None:
+            raise ArgumentError(f"{name} is not available yet: pack tokens before writing them")
+
+
+def _check_options(columns: Any, transform: Any, **sizes: int | None) -> None:
+    if columns is not None and (isinstance(columns, str) or not isinstance(columns, Sequence)):
+        raise ArgumentError(f"columns must be a list of names, got {columns!r}")
+    if transform is not None and not callable(transform):
+        raise ArgumentError(f"transform must be callable, got {transform!r}")
+    for name, size in sizes.items():
+        if size is not None and size <= 0:
+            raise ArgumentError(f"{name} must be greater than 0, got {size}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
@@ -20,6 +21,8 @@ __all__ = ["FORMATS", "Decode", "Format", "decode_columns", "decode_image", "to_
 Format: TypeAlias = Literal["torch", "numpy", "arrow", "rows"]
 FORMATS = ("torch", "numpy", "arrow", "rows")
 Decode: TypeAlias = Mapping[str, str]
+_BUFFER = re.compile(r" ?<_io\.BytesIO[^>]*>")  # Pillow names what it reads from
+_SHOWN_BYTES = 8
 _MODES = {"rgb": "RGB", "rgba": "RGBA", "gray": "L"}
 _CONTENT_TYPE_KEYS = (b"content_type", b"content-type", b"mime_type", b"destrier:content-type")
 
@@ -75,7 +78,9 @@ def decode_image(data: bytes, mode: str) -> NDArray[np.uint8]:
         with Image.open(io.BytesIO(data)) as image:
             pixels = np.asarray(image.convert(_MODES[mode]))
     except Exception as error:
-        raise ValueError(str(error) or type(error).__name__) from error
+        text = _BUFFER.sub("", str(error)) or type(error).__name__
+        begins = f" that begin with {data[:_SHOWN_BYTES].hex(' ')}" if data else ""
+        raise ValueError(f"{text} ({len(data):,} bytes{begins})") from error
     if pixels.ndim == 2:
         pixels = pixels[:, :, None]
     return np.ascontiguousarray(pixels.transpose(2, 0, 1))
@@ -90,7 +95,7 @@ def decode_rows(
     for name, column in columns.items():
         if column.valid is not None:
             for i in np.flatnonzero(~column.valid).tolist():
-                errors.setdefault(i, _null(name, int(offsets[i]), table))
+                errors.setdefault(i, _null(name, column, int(offsets[i]), table))
         if name not in images:
             out[name] = column
             continue
@@ -114,11 +119,15 @@ def decode_rows(
     return out, errors
 
 
-def _null(name: str, offset: int, table: str) -> DecodeError:
+def _null(name: str, column: Column, offset: int, table: str) -> DecodeError:
+    what, way_out = "is null", f'leave such rows out with filter="{name} IS NOT NULL"'
+    if not column.dense:
+        what, way_out = "has a null in its list", "write the table without such nulls"
+    elif column.values.ndim > 1:
+        what, way_out = "is null or has a null in its list", f"{way_out}, if it is null as a whole"
     return DecodeError(
-        f"column {name!r} of row {offset} of {table} is null, which its type has no tensor value "
-        f"for; leave such rows out with filter=\"{name} IS NOT NULL\", or pass format='arrow' or "
-        "'rows'",
+        f"column {name!r} of row {offset} of {table} {what}, which its type has no tensor value "
+        f"for; {way_out}, or pass format='arrow' or 'rows'",
         offset=offset,
         column=name,
     )

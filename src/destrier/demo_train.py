@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from destrier.dataset import StreamingDataset
 from destrier.loader import StreamingDataLoader
-from destrier.plan import Ints
+from destrier.order import Ints
 
 __all__ = ["main"]
 

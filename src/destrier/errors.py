@@ -14,6 +14,7 @@
     │   ├── ReadError (OSError)             ... because reading it failed
     │   ├── DecodeError (ValueError)        ... because decoding it failed
     │   └── TransformError                  ... because the transform failed on it
+    │       └── LengthError (ValueError)    ... it returned another number of rows
     ├── WorkerError (RuntimeError)          a worker process that died
     ├── IterationError (RuntimeError)       an iterator used in a way that cannot be exact
     └── MissingDependencyError (ImportError)  an optional package that is not installed
@@ -30,6 +31,7 @@ __all__ = [
     "EmptyError",
     "FilterError",
     "IterationError",
+    "LengthError",
     "MissingDependencyError",
     "ReadError",
     "RowError",
@@ -101,7 +103,11 @@ class DecodeError(RowError, ValueError):
 
 
 class TransformError(RowError):
-    """The transform raised on a row, or returned the wrong number of rows."""
+    """The transform raised on a row."""
+
+
+class LengthError(TransformError, ValueError):
+    """A transform returned another number of rows than it was given: a fault of no row."""
 
 
 class WorkerError(DestrierError, RuntimeError):

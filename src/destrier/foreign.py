@@ -96,11 +96,17 @@ def as_permutation(
     if isinstance(source, pa.RecordBatch):
         return _from_arrow(pa.Table.from_batches([source]), table)
     if isinstance(source, pa.Table) or hasattr(source, "__arrow_c_stream__"):
-        return _from_arrow(pa.table(source), table)
+        try:
+            data = pa.table(source)
+        except pa.ArrowInvalid:  # a column, such as a polars series
+            data = None
+        if data is not None:
+            return _from_arrow(data, table)
     raise ArgumentError(
         "a permutation is a Permutation, the path or URI of one, a table of LanceDB's permutation "
         "builder, or an Arrow, polars or Lance table with a column row_offset, "
-        f"got {type(source).__name__}"
+        f"got {type(source).__name__}; put rows that are no table into one: "
+        'pa.table({"row_offset": rows}), after import pyarrow as pa'
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from destrier.errors import IterationError
-from destrier.pipeline import Delivery
+from destrier.pipeline import Delivery, Pipeline
 from destrier.plan import Cycles
 from destrier.rows import SKIPPED
 from destrier.topology import current_worker
@@ -25,6 +25,7 @@ class DatasetIterator:
         self._dataset = dataset
         self._started = False
         self._closed = False
+        self._why = ""
         self._rows: list[Any] = []
         self._at = 0
         self._index = 0
@@ -40,33 +41,30 @@ class DatasetIterator:
         """Rows of the current share that were not yielded yet."""
         return len(self._rows) - self._at
 
+    @property
+    def pipeline(self) -> Pipeline | None:
+        """The pipeline it reads from."""
+        return self._runner.pipeline if self._started else None
+
     def _begin(self) -> None:
         dataset = self._dataset
-        if dataset._live is not None and dataset._live() is not None:
-            raise IterationError(
-                "StreamingDataset does not support concurrent iteration: another iterator of this "
-                "dataset is live; exhaust or close() it first, or make a second dataset"
-            )
-        position = dataset.position.begin()
+        dataset._check_free()
+        position = dataset._position.begin()
         self._runner, self._shares = dataset._start(position)
-        dataset.position = position
+        dataset._position = position
         dataset._live = weakref.ref(self)
         self._started = True
         self.share_rows = self._shares.largest
-        self.total = len(self._shares) * self._shares.largest
-        if isinstance(self._shares, Cycles):
-            self.total = self._shares.cycles * self._shares.owned
+        self.total = self._shares.rows_left
 
     def __next__(self) -> Any:
+        if self._why:
+            raise IterationError(f"this iterator is closed: {self._why}")
         if self._closed:
             raise StopIteration
         if not self._started:
             self._begin()
         dataset = self._dataset
-        if not self._is_live():
-            raise IterationError(
-                "this iterator is closed: the dataset was closed, or a state was loaded"
-            )
         cycles = isinstance(self._shares, Cycles)
         while True:
             if cycles and self._at < len(self._rows):
@@ -74,14 +72,14 @@ class DatasetIterator:
                 self._at += 1
                 self._count_cycles()
                 if row is SKIPPED:
-                    dataset._rows_skipped += 1
+                    dataset._counts.add("rows_skipped", 1)
                     continue
                 self.consumed += 1
                 return row
             delivery = self._get()
             if delivery.index < 0:
-                self._end()
-                dataset.position = dataset.position.ended()
+                self.end()
+                dataset._position = dataset._position.ended()
                 raise StopIteration
             self._index = delivery.index
             if cycles:
@@ -96,10 +94,10 @@ class DatasetIterator:
         try:
             delivery = self._runner.get()
         except BaseException as error:
-            self._end()
+            self.end()
             dataset._stop()
             if isinstance(error, Exception):
-                dataset.position = dataset.position.failed()
+                dataset._position = dataset._position.failed()
             raise
         self._report()
         return delivery
@@ -113,7 +111,7 @@ class DatasetIterator:
 
     def _commit(self, counter: int) -> None:
         dataset = self._dataset
-        dataset.position = replace(dataset.position, counter=counter)
+        dataset._position = replace(dataset._position, counter=counter)
 
     def _report(self) -> None:
         dataset = self._dataset
@@ -121,18 +119,16 @@ class DatasetIterator:
         if worker is not None and dataset._shared is not None:
             dataset._shared.report(worker.id, list(dataset._counters().values()))
 
-    def _is_live(self) -> bool:
-        live = self._dataset._live
-        return live is not None and live() is self
-
-    def _end(self) -> None:
+    def end(self, why: str = "") -> None:
+        """Close the iterator; with a reason, using it further is an error."""
         self._closed = True
-        self._dataset._live = None
+        self._why = why
+        self._dataset._leave(self)
 
     def close(self) -> None:
         """Leave the epoch; its place stays in the state until the next iterator."""
-        if self._started and not self._closed and self._is_live():
-            self._end()
+        if self._started and not self._closed:
+            self.end()
             self._runner.stop()
 
     def __del__(self) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import copy
+import logging
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +21,22 @@ from destrier.batch import (
     check_extra_columns,
     check_on_error,
 )
+from destrier.check import integer
 from destrier.dataset import StreamingDataset
 from destrier.decode import FORMATS, Decode, Format, decode_columns
 from destrier.errors import ArgumentError, IterationError, RowError
+from destrier.pipeline import Pipeline
 from destrier.plan import Remainder, Shares, Steps, check_batch, check_sizes
 from destrier.read import Reader
-from destrier.runner import DEFAULT_PREFETCH_BYTES, Runner, Work, chosen_columns, owned_rows
+from destrier.rows import OnTransformError
+from destrier.runner import (
+    DEFAULT_PREFETCH_BYTES,
+    Runner,
+    Work,
+    chosen_columns,
+    owned_rows,
+    usable_cores,
+)
 from destrier.state import State
 from destrier.stream import Stream
 from destrier.topology import Topology
@@ -40,6 +51,8 @@ if TYPE_CHECKING:
 __all__ = ["StreamingDataLoader"]
 
 _MOST_FAILURES = 1000
+
+logger = logging.getLogger("destrier")
 
 
 class StreamingDataLoader:
@@ -67,7 +80,8 @@ class StreamingDataLoader:
             sample alone. Runs on threads, or in processes with num_workers.
         on_error: What happens to a row that cannot be read, decoded or transformed: ``"raise"``,
             ``"skip"`` (the batch is shorter), ``"fill"`` (the nearest good row of the batch), or
-            a callable that is given the error and returns True to skip.
+            a callable that is given the error and returns True to skip. None raises, or is what
+            the dataset's on_transform_error says.
         num_workers: Processes for the transform; 0 runs it on threads. Reading and decoding are
             on threads always, so without a transform there are none.
         multiprocessing_context: ``"spawn"`` (default) or ``"forkserver"``.
@@ -84,7 +98,6 @@ class StreamingDataLoader:
 
     Attributes:
         dataset: The dataset.
-        failures: The last rows that were skipped or replaced, as errors with offset and column.
         rows_skipped: How many there were.
 
     Raises:
@@ -105,7 +118,7 @@ class StreamingDataLoader:
         format: Format | None = None,
         decode: Decode | None = None,
         transform: Callable[..., Any] | None = None,
-        on_error: OnError = "raise",
+        on_error: OnError | None = None,
         num_workers: int = 0,
         multiprocessing_context: str | None = None,
         collate_fn: Callable[[Any], Any] | None = None,
@@ -121,11 +134,12 @@ class StreamingDataLoader:
             dataset = StreamingDataset(dataset)
         self.dataset = dataset
         if replicas is not None:
-            dataset.replicate(replicas)
+            dataset._replicate(replicas)
         if batch_size is None and global_batch_size is None:
             batch_size, global_batch_size = dataset.batch_size, dataset.global_batch_size
         self.remainder: Remainder = dataset.remainder if remainder is None else remainder
         check_sizes(batch_size, global_batch_size, self.remainder)
+        on_error = _policy(on_error, dataset._on_transform_error)
         check_on_error(on_error)
         _check_numbers(batch_size or global_batch_size, num_workers, prefetch_bytes)
         given = format
@@ -155,10 +169,9 @@ class StreamingDataLoader:
         self._with_index = dataset.with_index if with_index is None else with_index
         self._runner: Runner | None = None
         self._workers: TransformWorkers | None = None
-        self._live_ref: weakref.ref[_LoaderIterator] | None = None
-        self.failures: deque[RowError] = deque(maxlen=_MOST_FAILURES)
+        self._failures: deque[RowError] = deque(maxlen=_MOST_FAILURES)
         self.rows_skipped = 0
-        if dataset.topology_is_known:
+        if dataset._topology is not None:
             check_batch(self._global(), dataset.topology.size, uneven=self._uneven)
 
     def __repr__(self) -> str:
@@ -217,28 +230,29 @@ class StreamingDataLoader:
         Raises:
             IterationError: In a forked process.
         """
-        self.dataset.check_process()
+        self.dataset._check_process()
         return _LoaderIterator(self)
 
     @property
     def _live(self) -> _LoaderIterator | None:
         """The iterator in use. One that was dropped, as by ``break``, is none."""
-        return None if self._live_ref is None else self._live_ref()
+        live = None if self.dataset._live is None else self.dataset._live()
+        return live if isinstance(live, _LoaderIterator) and live.is_of(self) else None
 
     def _start(self) -> tuple[Runner, Shares]:
         if self._workers is not None and not self._workers.alive:
             self._stop()
         if self._runner is None:
-            stream = self._stream()
-            self.dataset.agree(stream)
+            stream = self.dataset._settle(self._global())
             self._runner = Runner(self._work(stream), self)
-        position = self.dataset.position
+        position = self.dataset._position
         return self._runner, self._runner.start(position.epoch, position.counter)
 
     def _work(self, stream: Stream) -> Work:
         shares = self._shares()
         columns = chosen_columns(stream, self.dataset.columns)
-        reader = Reader(stream.table, columns, tolerant=self._on_error != "raise")
+        tolerant = self._on_error != "raise"
+        reader = Reader(stream.table, columns, tolerant=tolerant, counts=self.dataset._counts)
         check_extra_columns(columns, self._with_index, self.remainder, stream.table)
         columnar = self._format in ("torch", "numpy")
         images = decode_columns(reader.schema, self._decode) if columnar else {}
@@ -259,7 +273,7 @@ class StreamingDataLoader:
         )
         threads = self._num_workers
         if not threads and (images or self._transform or self._collate_fn or not columnar):
-            threads = os.cpu_count() or 1
+            threads = usable_cores()
         topology = self.dataset.topology
         return Work(
             stream=stream,
@@ -273,19 +287,27 @@ class StreamingDataLoader:
             padded=self.remainder == "pad",
         )
 
-    def _note(self, finished: Finished) -> Any:
-        if finished.failed:
-            self.failures.extend(finished.failed)
-            self.rows_skipped += len(finished.failed)
+    def _deliver(self, finished: Finished) -> Any:
+        failed = finished.failed
+        if failed:
+            self._failures.extend(failed)
+            self.rows_skipped += len(failed)
+            self.dataset._counts.add("rows_skipped", len(failed))
+            logger.warning("%d rows of a batch failed, first: %s", len(failed), failed[0])
         if self._device is None:
             return finished.batch
         return _moved(finished.batch, self._device)
+
+    @property
+    def failures(self) -> list[RowError]:
+        """The last rows that were skipped or replaced, as errors with offset and column."""
+        return list(self._failures)
 
     # ---- the state ------------------------------------------------------------------------------
 
     def state_dict(self) -> State:
         """Position and identity as JSON scalars, the same on every rank; safe at any moment."""
-        position = self.dataset.position
+        position = self.dataset._position
         return self._stream().identity.state(position.epoch, position.counter)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -297,10 +319,9 @@ class StreamingDataLoader:
         Raises:
             StateError: If it is not a state, or of another stream; names both values.
         """
-        if not state:
-            return
-        self.dataset.load_state_dict(state, global_batch=self._global())
-        self._stop()
+        self.dataset._load(state, self._global())
+        if state:
+            self._stop()
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next ``iter``; see `StreamingDataset.set_epoch`."""
@@ -311,14 +332,13 @@ class StreamingDataLoader:
 
         Before an epoch it starts so much later; in an epoch the live iterator goes on there.
         """
-        if n < 0:
-            raise ArgumentError(f"cannot skip {n} batches")
-        position = self.dataset.position
+        n = integer("n", n)
+        position = self.dataset._position
         if self._live is None and (position.begun or position.then is not None):
             position = replace(position.begin(), begun=False)
         shares = self._shares()(position.counter)
         counter = shares.counter(min(n, len(shares)))
-        self.dataset.position = replace(position, counter=counter)
+        self.dataset._position = replace(position, counter=counter)
         if self._live is not None:
             self._live.restart()
 
@@ -343,16 +363,20 @@ class StreamingDataLoader:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_runner": None, "_workers": None, "_live_ref": None}
+        return {**self.__dict__, "_runner": None, "_workers": None}
+
+
+def _policy(on_error: OnError | None, of_dataset: OnTransformError) -> OnError:
+    if on_error is not None:
+        return on_error
+    return "skip" if of_dataset == "warn" else of_dataset
 
 
 def _check_numbers(batch: int | None, num_workers: int, prefetch_bytes: int) -> None:
     if batch is None:
         raise ArgumentError("batch_size or global_batch_size must be given")
-    if num_workers < 0:
-        raise ArgumentError(f"num_workers must not be negative, got {num_workers}")
-    if prefetch_bytes < 1:
-        raise ArgumentError(f"prefetch_bytes must be at least 1, got {prefetch_bytes}")
+    integer("num_workers", num_workers)
+    integer("prefetch_bytes", prefetch_bytes, 1)
 
 
 def _check_format(format: str, given: str | None, decode: Decode | None) -> None:
@@ -376,22 +400,41 @@ class _LoaderIterator:
     """One epoch of a loader."""
 
     def __init__(self, loader: StreamingDataLoader) -> None:
-        if loader._live is not None:
-            loader._live.end("a newer iterator of the loader was started")
+        older = loader._live
+        if older is not None:
+            older.end("a newer iterator of the loader was started")
         self._loader: StreamingDataLoader | None = loader
         self._why = ""
+        self.consumed = 0
         dataset = loader.dataset
-        before = dataset.position
-        dataset.position = before.begin()
+        dataset._check_free()
+        before = dataset._position
+        dataset._position = before.begin()
         try:
             self._runner, self._shares = loader._start()
         except BaseException:
-            dataset.position = before
+            dataset._position = before
             raise
-        loader._live_ref = weakref.ref(self)
+        self.total = self._shares.rows_left
+        self.share_rows = self._shares.largest
+        dataset._live = weakref.ref(self)
 
     def __iter__(self) -> _LoaderIterator:
         return self
+
+    @property
+    def in_hand(self) -> int:
+        """Rows of the current share that were not yielded yet: shares are yielded whole."""
+        return 0
+
+    @property
+    def pipeline(self) -> Pipeline | None:
+        """The pipeline it reads from."""
+        return self._runner.pipeline
+
+    def is_of(self, loader: StreamingDataLoader) -> bool:
+        """Whether it iterates this loader."""
+        return self._loader is loader
 
     def __next__(self) -> Any:
         loader = self._loader
@@ -406,15 +449,16 @@ class _LoaderIterator:
             self.end("")
             loader._stop()
             if isinstance(error, Exception):
-                dataset.position = dataset.position.failed()
+                dataset._position = dataset._position.failed()
             raise
         if delivery.index < 0:
             self.end("")
-            dataset.position = dataset.position.ended()
+            dataset._position = dataset._position.ended()
             raise StopIteration
         counter = self._shares.counter(delivery.index + 1)
-        dataset.position = replace(dataset.position, counter=counter)
-        return loader._note(delivery.value)
+        dataset._position = replace(dataset._position, counter=counter)
+        self.consumed += self.share_rows
+        return loader._deliver(delivery.value)
 
     def restart(self) -> None:
         """Go on at the loader's position."""
@@ -424,7 +468,7 @@ class _LoaderIterator:
     def end(self, why: str) -> None:
         """Close the iterator; with a reason, using it further is an error."""
         if self._loader is not None:
-            self._loader._live_ref = None
+            self._loader.dataset._leave(self)
         self._loader = None
         self._why = why
 
@@ -443,11 +487,16 @@ def _moved(batch: Any, device: torch.device) -> Any:
 
 
 def _mapped(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
-    """Apply a function to every tensor of a batch."""
+    """Apply a function to every tensor of a batch, whose containers keep their types."""
     if isinstance(value, torch.Tensor):
         return function(value)
-    if isinstance(value, dict):
-        return {key: _mapped(item, function) for key, item in value.items()}
+    if isinstance(value, Mapping):
+        mapped = {key: _mapped(item, function) for key, item in value.items()}
+        if isinstance(value, MutableMapping):
+            clone = copy.copy(value)
+            clone.update(mapped)
+            return clone
+        return mapped
     if isinstance(value, list):
         return [_mapped(item, function) for item in value]
     if isinstance(value, tuple):

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from destrier.errors import ArgumentError
-from destrier.order import Ints, Words, epoch_key, hash_words, mix, permute, subkey
+from destrier.order import MEMBERSHIP_KEY, Ints, Words, epoch_key, hash_words, mix, permute, subkey
 from destrier.selection import BitmapRows
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ __all__ = [
 MAX_PARTS = (1 << 16) - 1
 _PIECE = 1 << 16
 _KEPT = 4  # bitmaps of parts kept, so that a table of many parts is written in little memory
-_SPLIT_KEY = 4  # the order itself uses the subkeys 0 to 3
 
 
 class SlicedRows:
@@ -121,7 +120,7 @@ class RandomMembership(Membership):
 
     def line(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """The place in the line of each position: a permutation of [0, n)."""
-        key = subkey(epoch_key(self.seed, 0), _SPLIT_KEY)
+        key = subkey(epoch_key(self.seed, 0), MEMBERSHIP_KEY)
         c = self.clump_size
         clumps = -(-self.n // c)
         clump, inner = np.divmod(positions, c)

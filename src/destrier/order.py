@@ -22,14 +22,30 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from destrier.check import integer
 from destrier.errors import ArgumentError, EmptyError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["ORDER_VERSION", "Order", "epoch_key", "hash_words", "permute", "subkey", "unpermute"]
+__all__ = [
+    "MEMBERSHIP_KEY",
+    "ORDER_VERSION",
+    "ROW_SEED_KEY",
+    "Order",
+    "epoch_key",
+    "hash_words",
+    "permute",
+    "subkey",
+    "unpermute",
+]
 
 ORDER_VERSION = "destrier-1"
+
+# Keys 0 to 3 of an epoch are the order's own; these are for whatever else is drawn from the pair
+# of seed and epoch, and no two uses share one.
+MEMBERSHIP_KEY = 4
+ROW_SEED_KEY = 5
 
 Ints: TypeAlias = NDArray[np.int64]
 Words: TypeAlias = NDArray[np.uint64]
@@ -67,9 +83,8 @@ def hash_words(x: Words) -> Words:
 
 def epoch_key(seed: int, epoch: int) -> int:
     """Return the key of an epoch; no two pairs of seed and epoch share one."""
-    for name, value in (("seed", seed), ("epoch", epoch)):
-        if not 0 <= value < 1 << 32:
-            raise ArgumentError(f"{name} must be from 0 to 2**32 - 1, got {value}")
+    seed = integer("seed", seed, 0, 1 << 32)
+    epoch = integer("epoch", epoch, 0, 1 << 32)
     return mix((seed << 32) + epoch)
 
 

@@ -15,12 +15,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import lance
 import numpy as np
 import pyarrow as pa
 
@@ -33,7 +30,8 @@ from destrier.errors import (
     VersionError,
 )
 from destrier.order import ORDER_VERSION, Order
-from destrier.table import Table, lance_call, open_table, redact
+from destrier.saving import Place, find_place, on_one_thread
+from destrier.table import Table, lance_call, open_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -456,93 +454,69 @@ class Permutation:
             target: The URI or path of the new dataset, or a LanceDB connection.
             name: Name of the table in the LanceDB connection; without meaning for a URI.
             storage_options: Passed to Lance untouched.
-            overwrite: Replace a table that is already there, with a new version of it.
+            overwrite: Replace a saved permutation that is already there, with a new version of it.
+                Any other table stays.
 
         Returns:
             The URI, for `Permutation.open`.
 
         Raises:
-            ArgumentError: If the target is of no known kind, or a table is already there.
+            ArgumentError: If the target is of no known kind, or a table is there that may not be
+                replaced.
             TableError: If it cannot be written.
         """
+        place = find_place(target, name, storage_options)
+        if place.table is not None:
+            self._check_replaced(place.table, place, overwrite=overwrite)
         failed: list[Exception] = []
 
         def batches() -> Iterator[pa.RecordBatch]:
             try:
-                yield from _on_one_thread(self.to_batches())
+                yield from on_one_thread(self.to_batches())
             except Exception as error:
                 failed.append(error)
                 raise
 
-        options = dict(storage_options) if storage_options else None
-        mode = "overwrite" if overwrite else "create"
+        mode = "create" if place.table is None else "overwrite"
         reader = pa.RecordBatchReader.from_batches(self.schema, batches())
-        shown, write = _writer(target, name, options, mode)
         try:
-            return str(lance_call("Lance", lambda: write(reader)))
+            return str(lance_call("Lance", lambda: place.write(reader, mode)))
         except ReadError as error:
             if failed:
                 raise failed[0] from None
-            if "already exists" in str(error):
-                raise ArgumentError(
-                    f"there is a table at {shown} already: choose another place, or replace it "
-                    "with overwrite=True"
-                ) from error
-            raise TableError(f"cannot save the permutation at {shown}: {error}") from error
+            raise TableError(f"cannot save the permutation at {place.shown}: {error}") from error
 
-
-def _writer(
-    target: Any, name: str, options: dict[str, str] | None, mode: str
-) -> tuple[str, Callable[[pa.RecordBatchReader], str]]:
-    """Where the table will lie, to be shown, and the call that writes it and returns its URI."""
-    if isinstance(target, str | os.PathLike):
-        uri = os.fspath(target)
-        if "://" not in uri:
-            uri = os.path.abspath(os.path.expanduser(uri))
-        _refuse(uri)
-
-        def write(reader: pa.RecordBatchReader) -> str:
-            lance.write_dataset(reader, uri, mode=mode, storage_options=options)
-            return uri
-
-        return redact(uri), write
-    if not (type(target).__module__.startswith("lancedb") and hasattr(target, "create_table")):
-        raise ArgumentError(
-            "a permutation is saved at a URI or path, or in a LanceDB connection, "
-            f"got {type(target).__name__}"
-        )
-    if "Async" in type(target).__name__ or not hasattr(target, "uri"):
-        raise ArgumentError(
-            f"cannot save in a {type(target).__name__}: pass the URI of a Lance dataset instead"
-        )
-    _refuse(str(target.uri))
-
-    def create(reader: pa.RecordBatchReader) -> str:
-        return str(target.create_table(name, reader, mode=mode, storage_options=options).uri)
-
-    return f"{redact(str(target.uri))} as {name!r}", create
-
-
-def _on_one_thread(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Run an iterator on one thread, one batch ahead.
-
-    Lance asks for each batch from another of its threads, and what numpy needs on the way would
-    stay in the heaps of all of them.
-    """
-    with ThreadPoolExecutor(1, "destrier-save") as thread:
-        ahead = thread.submit(next, batches, None)
-        while (batch := ahead.result()) is not None:
-            ahead = thread.submit(next, batches, None)
-            yield batch
-
-
-def _refuse(uri: str) -> None:
-    for scheme in ("db://", "memory://"):
-        if uri.startswith(scheme):
+    def _check_replaced(self, there: Table, place: Place, *, overwrite: bool) -> None:
+        """Raise unless the table at a place is a saved permutation that is to be replaced."""
+        rows = f"table {self._header['table_identity']} at version {self.version}"
+        if self._lists(there):
             raise ArgumentError(
-                f"a permutation cannot be saved at {scheme}, because workers and other ranks "
-                "could not read it there: pass a path, or the URI of a bucket"
+                f"{place.shown} is the table whose rows the permutation lists ({rows}), and is "
+                "never replaced: choose another place"
             )
+        names = there.schema.names
+        saved = METADATA_KEY in (there.schema.metadata or {})
+        if not saved or not {"row_offset"} <= set(names) <= {"row_offset", "part"}:
+            raise ArgumentError(
+                f"the table at {place.shown}, with the columns {', '.join(names)}, is no saved "
+                f"permutation, and is not replaced by the permutation of {rows}: choose another "
+                "place"
+            )
+        if not overwrite:
+            raise ArgumentError(
+                f"there is a permutation at {place.shown} already: choose another place, or "
+                "replace it with overwrite=True"
+            )
+
+    def _lists(self, table: Table) -> bool:
+        """Whether the rows that are listed are those of a version of the table."""
+        identity = self._header["table_identity"]
+        if table.identity == identity:
+            return True
+        try:
+            return bool(table.at(self.version).identity == identity)
+        except VersionError:
+            return False
 
 
 def _identity_of(table: Table) -> dict[str, Any]:

@@ -12,8 +12,10 @@ that sleeps therefore stops everything behind it.
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -35,6 +37,8 @@ __all__ = ["Delivery", "Epoch", "Pipeline"]
 _READ_THREADS = 2
 _BLOCKS_AHEAD = 2
 _MOST_READY = 64
+_NEXT_EPOCH = 2
+_EXIT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -88,13 +92,14 @@ class Pipeline:
         self._largest = 0  # bytes of a batch, before or after it was finished
         self._condition = threading.Condition()
         self._queue: deque[Delivery | BaseException] = deque()
-        self._ends = 0  # of epochs, in the queue
+        self._ended = False  # whether the end of an epoch is in the queue
+        self._behind = 0  # deliveries of the next epoch
+        self._between = False  # whether the consumer has not asked for the next epoch yet
         self._stopped = False
         self._readers = ThreadPoolExecutor(_READ_THREADS, "destrier-read")
         self._finishers = ThreadPoolExecutor(threads, "destrier-finish") if threads else None
-        self.transform_time = 0.0
-        self.wait_time = 0.0
         self._driver = threading.Thread(target=self._drive, name="destrier-drive", daemon=True)
+        _running.add(self)
         self._driver.start()
 
     # ---- the consumer's side ------------------------------------------------------------------
@@ -105,27 +110,29 @@ class Pipeline:
         Raises:
             Exception: Whatever went wrong in a stage; the pipeline is stopped then.
         """
-        began = time.perf_counter()
         with self._condition:
-            while not self._queue:
-                if self._stopped:
-                    raise RuntimeError("the pipeline is stopped")
+            self._between = False
+            self._condition.notify_all()
+            while not self._queue and not self._stopped:
                 self._condition.wait()
+            if self._stopped:
+                raise RuntimeError("the pipeline is stopped")
             item = self._queue.popleft()
             if isinstance(item, Delivery) and item.index < 0:
-                self._ends -= 1
+                self._ended = False
+                self._between = True
             self._condition.notify_all()
-        if isinstance(item, BaseException):
-            self.stop()
-            raise item
-        if isinstance(item.value, Future):
-            try:
+        try:
+            if isinstance(item, BaseException):
+                raise item
+            if isinstance(item.value, Future):
                 item.value = item.value.result()
-            except BaseException:
-                self.stop()
-                raise
-        self.wait_time += time.perf_counter() - began
-        return item
+            return item
+        except BaseException:
+            self.stop()
+            raise
+        finally:
+            del item  # an error's traceback must not hold what holds the error
 
     @property
     def queued(self) -> int:
@@ -139,51 +146,67 @@ class Pipeline:
             waiting = [d.value for d in self._queue if isinstance(d, Delivery)]
         return sum(isinstance(value, Future) and not value.done() for value in waiting)
 
-    def stop(self, *, wait: bool = False) -> None:
-        """Stop all stages; with ``wait``, return when their threads have ended."""
+    def stop(self) -> None:
+        """Let all stages end soon. Takes no lock of others, so that a finaliser may call it."""
         with self._condition:
             self._stopped = True
             self._queue.clear()
             self._condition.notify_all()
-        self._readers.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the driving thread still runs."""
+        return self._driver.is_alive()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until the threads of a stopped pipeline have ended, or for so many seconds."""
+        if threading.current_thread() is self._driver:
+            return
+        self._driver.join(timeout)
+        if self._driver.is_alive():
+            return
+        self._readers.shutdown(wait=True)
         if self._finishers is not None:
-            self._finishers.shutdown(wait=False, cancel_futures=True)
-        if wait and threading.current_thread() is not self._driver:
-            self._driver.join()
-            self._readers.shutdown(wait=True)
-            if self._finishers is not None:
-                self._finishers.shutdown(wait=True)
+            self._finishers.shutdown(wait=True)
 
     # ---- the driving thread -------------------------------------------------------------------
 
     def _drive(self) -> None:
         try:
-            blocks = self._blocks()
-            ahead: deque[_Reading] = deque()
-            memory = _Memory(self._reader.schema, columnar=self._columnar)
-            while not self._stopped:
-                while len(ahead) <= _BLOCKS_AHEAD:
-                    epoch, block = next(blocks, (None, None))
-                    if epoch is None:
-                        break
-                    rows = None
-                    if block is not None:
-                        rows = self._readers.submit(self._reader.read, block.offsets)
-                    ahead.append(_Reading(epoch, block, rows))
-                if not ahead:
-                    return
-                oldest = ahead.popleft()
-                if oldest.block is None or oldest.rows is None:
-                    memory = _Memory(self._reader.schema, columnar=self._columnar)
-                    self._put(Delivery(oldest.epoch.number, -1, None))
-                    continue
-                memory.load(oldest.block, oldest.rows.result())
-                self._gather(oldest.epoch, oldest.block, memory)
-                del oldest
+            self._run()
         except BaseException as error:
             with self._condition:
-                self._queue.append(error)
+                if not self._stopped:
+                    self._queue.append(error)
                 self._condition.notify_all()
+        finally:
+            self._readers.shutdown(wait=False, cancel_futures=True)
+            if self._finishers is not None and self._stopped:
+                self._finishers.shutdown(wait=False, cancel_futures=True)
+
+    def _run(self) -> None:
+        blocks = self._blocks()
+        ahead: deque[_Reading] = deque()
+        memory = _Memory(self._reader.schema, columnar=self._columnar)
+        while not self._stopped:
+            while len(ahead) <= _BLOCKS_AHEAD:
+                epoch, block = next(blocks, (None, None))
+                if epoch is None:
+                    break
+                rows = None
+                if block is not None:
+                    rows = self._readers.submit(self._reader.read, block.offsets)
+                ahead.append(_Reading(epoch, block, rows))
+            if not ahead:
+                raise RuntimeError("there is no epoch after this one")
+            oldest = ahead.popleft()
+            if oldest.block is None or oldest.rows is None:
+                memory = _Memory(self._reader.schema, columnar=self._columnar)
+                self._put(Delivery(oldest.epoch.number, -1, None))
+                continue
+            memory.load(oldest.block, oldest.rows.result())
+            self._gather(oldest.epoch, oldest.block, memory)
+            del oldest
 
     def _blocks(self) -> Iterator[tuple[Epoch, Block | None]]:
         for epoch in self._epochs:
@@ -207,28 +230,57 @@ class Pipeline:
 
     def _timed(self, raw: RawBatch) -> Finished:
         began = time.perf_counter()
-        value = self._finish(raw)
-        self.transform_time += time.perf_counter() - began
-        self._largest = max(self._largest, batch_bytes(value.batch), batch_bytes(raw.data))
+        try:
+            value = self._finish(raw)
+        except StopIteration as error:  # would end the consumer's loop as if the epoch were over
+            raise RuntimeError("a transform or collate_fn raised StopIteration") from error
+        self._reader.counts.add("transform_time", time.perf_counter() - began)
+        size = max(batch_bytes(value.batch), batch_bytes(raw.data))
+        if size > self._largest:
+            with self._condition:
+                self._largest = max(self._largest, size)
+                self._condition.notify_all()
         return value
 
     def _put(self, delivery: Delivery) -> None:
-        end = delivery.index < 0
         with self._condition:
-            # however short an epoch is, one that follows is made ahead, not many
-            while not self._stopped and (
-                len(self._queue) >= self._most_ready() or (end and self._ends)
-            ):
+            while not self._stopped and not self._has_room(delivery):
                 self._condition.wait()
-            if not self._stopped:
-                self._ends += end
-                self._queue.append(delivery)
-                self._condition.notify_all()
+            if self._stopped:
+                return
+            self._behind += 1
+            if delivery.index < 0:
+                self._ended, self._behind = True, 0
+            self._queue.append(delivery)
+            self._condition.notify_all()
+
+    def _has_room(self, delivery: Delivery) -> bool:
+        """Whether a delivery may be queued.
+
+        Of an epoch that nobody asked for yet just a few batches are made: enough to begin it
+        without a pause, little to be thrown away where it was the last.
+        """
+        if self._ended or self._between:
+            return self._behind < _NEXT_EPOCH and delivery.index >= 0
+        return len(self._queue) < self._most_ready()
 
     def _most_ready(self) -> int:
         if not self._largest:
             return 2  # nothing is known of sizes before the first batch is finished
         return max(1, min(self._ready_limit, self._ready_bytes // self._largest))
+
+
+_running: weakref.WeakSet[Pipeline] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    """Let no thread be inside native code when the interpreter takes itself apart."""
+    pipelines = list(_running)
+    for pipeline in pipelines:
+        pipeline.stop()
+    for pipeline in pipelines:
+        pipeline.join(_EXIT_SECONDS)
 
 
 @dataclass

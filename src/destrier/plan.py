@@ -7,9 +7,10 @@ from functools import cached_property
 from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from destrier.check import integer
 from destrier.errors import ArgumentError, EmptyError
+from destrier.order import Ints
 from destrier.topology import ALONE, ONLY_WORKER, Topology, Worker
 
 __all__ = [
@@ -23,7 +24,6 @@ __all__ = [
     "share_bounds",
 ]
 
-Ints: TypeAlias = NDArray[np.int64]
 Remainder: TypeAlias = Literal["drop", "keep", "pad"]
 REMAINDERS = ("drop", "keep", "pad")
 
@@ -46,6 +46,11 @@ class Shares(Protocol):
     @property
     def largest(self) -> int:
         """The number of samples in the largest share."""
+        ...
+
+    @property
+    def rows_left(self) -> int:
+        """The number of samples in all shares, about."""
         ...
 
 
@@ -113,14 +118,18 @@ class Steps:
         """The most samples of a share; a short step can give one rank more than a whole one."""
         return -(-self.global_batch // self.topology.size)
 
+    @property
+    def rows_left(self) -> int:
+        """The number of samples in all shares; the last may have fewer."""
+        return len(self) * self.largest
+
     def step(self, index: int) -> int:
         """The step of this worker's index-th share."""
         return self.worker.id + index * self.worker.count
 
     def counter(self, index: int) -> int:
         """The counter after ``index`` shares; workers count whole rounds of all of them."""
-        counter = self.start + index * self.worker.count * self.global_batch
-        return min(counter, self.n) if self.remainder == "keep" else counter
+        return min(self.n, self.start + index * self.worker.count * self.global_batch)
 
     def samples(self, first: int, last: int) -> tuple[Ints, Ints]:
         """The sample indices of this worker's shares ``[first, last)`` and where each begins.
@@ -220,6 +229,11 @@ class Cycles:
         return max(0, self.n // self.num_splits - self._first_cycle)
 
     @property
+    def rows_left(self) -> int:
+        """The number of rows in all shares."""
+        return self.cycles * self.owned
+
+    @property
     def _per_share(self) -> int:
         return max(1, self.rows // self.owned)
 
@@ -258,9 +272,7 @@ def check_sizes(
             "(of all) are both given; pass one of them"
         )
     for name, value in (("batch_size", batch_size), ("global_batch_size", global_batch_size)):
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ArgumentError(f"{name} must be an integer of at least 1, got {value!r}")
+        if value is not None:
+            integer(name, value, 1)
     if remainder not in REMAINDERS:
         raise ArgumentError(f"remainder must be one of {', '.join(REMAINDERS)}, got {remainder!r}")

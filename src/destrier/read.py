@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,12 +11,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from destrier.counters import Counts
 from destrier.errors import ReadError, RowError
 from destrier.order import Ints
 from destrier.table import Table, lance_call
 
 __all__ = ["Reader", "Rows"]
 
+_HOPELESS = 64  # rows in a row that fail before the fault is taken to be not theirs
 _GONE = re.compile(r"not found|no such file", re.IGNORECASE)
 
 
@@ -37,6 +38,12 @@ class Rows:
     errors: dict[int, RowError] = field(default_factory=dict)
 
 
+class _Bad(dict[int, ReadError]):
+    """The rows of a block that could not be read, by offset, and whether any other could."""
+
+    some_good = False
+
+
 class Reader:
     """Reads chosen columns of rows by offset: sorted, each row once, in few large requests.
 
@@ -47,15 +54,21 @@ class Reader:
         table: The pinned table.
         columns: Names of the columns to read.
         tolerant: Whether a row that cannot be read is reported (else it is raised).
+        counts: Where bytes and seconds are added up.
     """
 
-    def __init__(self, table: Table, columns: list[str], *, tolerant: bool = False) -> None:
+    def __init__(
+        self,
+        table: Table,
+        columns: list[str],
+        *,
+        tolerant: bool = False,
+        counts: Counts | None = None,
+    ) -> None:
         self.table = table
         self.columns = columns
         self.tolerant = tolerant
-        self.bytes_loaded = 0
-        self.fetch_time = 0.0
-        self._lock = threading.Lock()
+        self.counts = Counts() if counts is None else counts
         schema = table.schema
         self._blobs = [name for name in columns if _is_blob(schema.field(name))]
         self._plain = [name for name in columns if name not in self._blobs]
@@ -73,7 +86,7 @@ class Reader:
         """
         began = time.perf_counter()
         unique, index = _sorted_unique(offsets)
-        bad: dict[int, ReadError] = {}
+        bad = _Bad()
         batch = self._read_good(unique, bad)
         rows = Rows(batch, index)
         if bad:
@@ -82,17 +95,16 @@ class Reader:
             rows.index = packed if index is None else packed[index]
             broken = np.flatnonzero(rows.index < 0).tolist()
             rows.errors = {i: bad[int(offsets[i])] for i in broken}
-        with self._lock:
-            self.bytes_loaded += batch.nbytes
-            self.fetch_time += time.perf_counter() - began
+        self.counts.add("bytes_loaded", batch.nbytes)
+        self.counts.add("fetch_time", time.perf_counter() - began)
         return rows
 
-    def _read_good(self, offsets: Ints, bad: dict[int, ReadError]) -> pa.RecordBatch:
+    def _read_good(self, offsets: Ints, bad: _Bad) -> pa.RecordBatch:
         """Read the rows; where that fails, halve until the rows at fault are found."""
         if not len(offsets):
             return _empty(self.schema)
         try:
-            return self._take(offsets, self._plain, self._blobs)
+            batch = self._take(offsets, self._plain, self._blobs)
         except ReadError as error:
             if _GONE.search(str(error)) and ".lance" in str(error):
                 raise ReadError(
@@ -105,7 +117,15 @@ class Reader:
                 if not self.tolerant:
                     raise named from error
                 bad[offset] = named
+                if len(bad) >= _HOPELESS and not bad.some_good:
+                    raise ReadError(
+                        f"none of {len(bad)} rows of {self.table.name} could be read, so it is not "
+                        f"the rows: {named}"
+                    ) from error
                 return _empty(self.schema)
+        else:
+            bad.some_good = True
+            return batch
         middle = len(offsets) // 2
         halves = [self._read_good(part, bad) for part in (offsets[:middle], offsets[middle:])]
         return pa.concat_batches(halves)

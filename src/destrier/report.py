@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from destrier.errors import ArgumentError, DestrierWarning
-from destrier.plan import Ints, Steps, check_batch
+from destrier.order import Ints
+from destrier.plan import Steps, check_batch
 from destrier.read import Reader
 from destrier.runner import DEFAULT_PREFETCH_BYTES, chosen_columns, read_row_bytes
 from destrier.schedule import Schedule

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import pyarrow as pa
 
 from destrier.batch import Finished, RawBatch
-from destrier.errors import ArgumentError
+from destrier.errors import ArgumentError, LengthError
 
 __all__ = ["SKIPPED", "OnTransformError", "RowFinisher", "check_on_transform_error"]
 
@@ -86,7 +86,7 @@ class RowFinisher:
         assert self.transform is not None
         rows = list(self.transform(batch))
         if len(rows) != batch.num_rows:
-            raise _LengthError(
+            raise LengthError(
                 f"transform returned {len(rows)} rows for a batch of {batch.num_rows}; transforms "
                 "must return exactly one output row per input row. To drop bad rows, raise inside "
                 "the transform and pass on_transform_error='skip'"
@@ -94,10 +94,6 @@ class RowFinisher:
         return rows
 
     def _skips(self, error: Exception) -> bool:
-        if isinstance(error, _LengthError) or self.on_error == "raise":
+        if isinstance(error, LengthError) or self.on_error == "raise":
             return False
         return bool(self.on_error(error)) if callable(self.on_error) else True
-
-
-class _LengthError(ArgumentError):
-    """The transform has the wrong length: a fault of the code, never of a row."""

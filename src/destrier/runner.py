@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -13,8 +14,8 @@ import numpy as np
 import torch.distributed as dist
 
 from destrier.batch import Finished, RawBatch
-from destrier.columns import dense_type
-from destrier.errors import ColumnError, DestrierWarning, StateError
+from destrier.columns import dense_bytes, dense_type
+from destrier.errors import ColumnError, DestrierError, DestrierWarning, StateError
 from destrier.pipeline import Delivery, Epoch, Pipeline
 from destrier.plan import Shares, Steps
 from destrier.read import Reader
@@ -53,51 +54,56 @@ def chosen_columns(stream: Stream, columns: list[str] | None) -> list[str]:
 
 def read_row_bytes(stream: Stream, reader: Reader) -> float:
     """Bytes of a row of the columns that are read, about, once it is in memory."""
-    fixed = 0.0
-    variable = 0
-    for field in reader.schema:
-        dense = dense_type(field.type)
-        if dense is None:
-            variable += 1
-            continue
-        size = dense[0].itemsize
-        for side in dense[1]:
-            size *= side
-        fixed += size
-    others = sum(_dense_bytes(f.type) for f in stream.table.schema if f.name not in reader.columns)
+    variable = sum(dense_type(field.type) is None for field in reader.schema)
+    fixed = sum(dense_bytes(field.type) for field in reader.schema)
     if not variable:
         return max(fixed, 1.0)
+    others = sum(dense_bytes(f.type) for f in stream.table.schema if f.name not in reader.columns)
     rest = max(0.0, stream.table.row_bytes - fixed - others)
     return fixed + rest + _OBJECT_BYTES * variable
 
 
-def _dense_bytes(kind: Any) -> int:
-    dense = dense_type(kind)
-    if dense is None:
-        return 0
-    size = dense[0].itemsize
-    for side in dense[1]:
-        size *= side
-    return int(size)
+def agree(resolve: Callable[[], Stream], topology: Topology, group: Any = None) -> Stream:
+    """Resolve the stream; under torch.distributed, let the ranks compare their plans.
 
+    A rank that cannot resolve its stream tells the others, so that none of them waits for it.
 
-def agree(stream: Stream, topology: Topology) -> None:
-    """Let the ranks of torch.distributed compare their plans before the first batch.
+    Args:
+        resolve: Makes the stream.
+        topology: This rank's share, and whether it was found in torch.distributed.
+        group: The process group whose ranks read different data; None is all ranks.
 
     Raises:
-        StateError: If two ranks have different plans.
+        StateError: If another rank failed, or two ranks have different plans.
+        DestrierError: What resolving raised here.
     """
     if not (topology.distributed and dist.is_available() and dist.is_initialized()):
-        return
-    mine = (stream.identity.plan_hash, stream.identity.table_identity)
-    plans: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(plans, mine)
+        return resolve()
+    stream, failure = None, None
+    try:
+        stream = resolve()
+        mine = f"{stream.identity.plan_hash} of table {stream.identity.table_identity}"
+    except DestrierError as error:
+        failure, mine = error, f"failed: {error}"
+    plans: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(plans, mine, group=group)
+    if failure is not None or stream is None:
+        raise failure or RuntimeError(mine)
     for rank, plan in enumerate(plans):
         if plan != plans[0]:
             raise StateError(
                 f"the ranks disagree on the plan: rank 0 has {plans[0]}, rank {rank} has {plan}; "
                 "they must open the same table, version, filter and seed"
             )
+    return stream
+
+
+def usable_cores() -> int:
+    """Processors for this process: those it may run on, shared with the machine's other ranks."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    return max(1, cores // (int(ranks) if ranks.isdigit() and int(ranks) else 1))
 
 
 @dataclass(frozen=True)
@@ -141,7 +147,7 @@ class Runner:
         self.work = work
         self._owner = weakref.ref(owner)
         self._pipeline: Pipeline | None = None
-        self._ending: Pipeline | None = None
+        self._ending: list[Pipeline] = []
         self._next: tuple[int, int] | None = None
         self._finalizer: weakref.finalize[..., Any] | None = None
         row_bytes = read_row_bytes(work.stream, work.reader)
@@ -179,6 +185,7 @@ class Runner:
             owner = self._owner()
             if owner is not None:
                 self._finalizer = weakref.finalize(owner, self._pipeline.stop)
+                self._finalizer.atexit = False  # the pipeline sees to that
         self._next = None
         return self.work.shares(counter)
 
@@ -186,7 +193,7 @@ class Runner:
         """The next delivery."""
         pipeline = self._pipeline
         if pipeline is None:
-            raise RuntimeError("the runner is stopped")
+            raise RuntimeError("the pipeline is stopped")
         delivery = pipeline.get()
         if delivery.index < 0:
             self._next = (delivery.epoch + 1, 0)
@@ -198,16 +205,17 @@ class Runner:
         return self._pipeline
 
     def stop(self, *, wait: bool = False) -> None:
-        """Stop the pipeline."""
+        """Stop the pipeline; with ``wait``, return when its threads, and earlier ones', ended."""
         if self._finalizer is not None:
             self._finalizer.detach()
             self._finalizer = None
         if self._pipeline is not None:
             self._pipeline.stop()
-            self._ending = self._pipeline
-        if wait and self._ending is not None:
-            self._ending.stop(wait=True)
-            self._ending = None
+            self._ending.append(self._pipeline)
+        if wait:
+            for pipeline in self._ending:
+                pipeline.join()
+        self._ending = [pipeline for pipeline in self._ending if pipeline.alive]
         self._pipeline = None
         self._next = None
 

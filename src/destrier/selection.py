@@ -11,10 +11,11 @@ import json
 import os
 import struct
 import tempfile
+import time
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import lance
 import numpy as np
@@ -37,6 +38,9 @@ _SPARSE = 1 / 64  # below this density offsets are smaller than the bitmap
 _MAGIC = b"destrier-rows-1\n"
 _HEADER_BYTES = 4096  # at most
 _FILTER_SHOWN = 200
+_LOCK_POLL = 0.05  # seconds, as the next two
+_LOCK_WARN = 30
+_LOCK_GIVE_UP = 600
 _SELECT_BLOCK = 1 << 16  # positions worked on at once: each needs 64 bytes on the way
 
 
@@ -346,21 +350,45 @@ def _save(path: Path, rows: BitmapRows | OffsetRows) -> BitmapRows | OffsetRows:
     return _load(path) or rows
 
 
+def _wait_for(lock: IO[bytes], path: Path) -> None:
+    """Take the lock; after some minutes go on without it, for its holder may be stuck."""
+    import fcntl
+
+    began = time.monotonic()
+    warned = False
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waited = time.monotonic() - began
+        else:
+            return
+        if waited > _LOCK_GIVE_UP:
+            return
+        if waited > _LOCK_WARN and not warned:
+            warned = True
+            warnings.warn(
+                f"another process has been building the selection {path} for {waited:.0f} s; "
+                f"after {_LOCK_GIVE_UP} s it is built here too",
+                DestrierWarning,
+                stacklevel=6,
+            )
+        time.sleep(_LOCK_POLL)
+
+
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
     """Let one process of a machine build a selection while the others wait for its file."""
     try:
-        import fcntl
-
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = path.with_suffix(".lock").open("wb")
-    except (ImportError, OSError):
+    except OSError:
         yield  # two may build at once: they write the same file, each by rename
         return
     with lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        except OSError:
+            _wait_for(lock, path)
+        except (ImportError, OSError):  # no such locks on this system, or on this file system
             yield
             return
         try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch.utils.data import get_worker_info
 
+from destrier.errors import ArgumentError
 from destrier.order import mix
 
 __all__ = ["COUNTERS", "Shared"]
@@ -24,7 +25,7 @@ COUNTERS = (
     "consumed_rows",
     "rows_skipped",
 )
-_WORKERS = 128  # workers beyond would share a row
+_WORKERS = 128  # of one rank, at most
 _EPOCH_BITS = 32
 _BASE, _TIMES = len(COUNTERS), len(COUNTERS) + 1  # of a worker's row, behind its counters
 
@@ -68,7 +69,9 @@ class Shared:
     def _tag(self) -> int:
         info = get_worker_info()
         assert info is not None
-        row = self._cells[1 + info.id % _WORKERS]
+        if info.id >= _WORKERS:
+            raise ArgumentError(f"num_workers is {info.num_workers}, above {_WORKERS}")
+        row = self._cells[1 + info.id]
         base = mix(info.seed - info.id & (1 << 64) - 1) >> 1
         row[_TIMES] = int(row[_TIMES]) + 1 if int(row[_BASE]) == base else 0
         row[_BASE] = base
@@ -82,7 +85,7 @@ class Shared:
 
     def report(self, worker: int, values: list[int]) -> None:
         """In a worker: publish its counters."""
-        self._cells[1 + worker % _WORKERS, : len(COUNTERS)] = torch.tensor(values)
+        self._cells[1 + worker, : len(COUNTERS)] = torch.tensor(values)
 
     def total(self, counter: int) -> int:
         """The sum of a counter over the workers."""

@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Blob", "cell", "number", "plain", "side_by_side", "size"]
+__all__ = ["Blob", "cell", "number", "plain", "side_by_side", "size", "spoken"]
 
 _SHOWN_BYTES = 8
 _SHOWN_ITEMS = 4
 _CELL_WIDTH = 40
+_OPTIONS = (  # what the library says, and how the command line says it
+    (r"; or pass uneven=True for shares that differ by one", ""),
+    (r"lower the batch size or pass remainder='keep' or 'pad'", "give a smaller --global-batch"),
+    (r"; pin= keeps the version of a run from being cleaned up", ""),
+    (r"\bwith overwrite=True\b", "with --overwrite"),
+    (r"\bglobal_batch_size (?=\d)", "--global-batch "),
+    (r"\bworld_size (?=\d)", "--world-size "),
+    (r"\bnum_splits is (?=\d)", "--num-splits is "),
+    (r"\bclump_size (\d+) times window (?=\d)", r"--clump-size \1 times --window "),
+    (r"^(?:shuffle_)?seed (?=must)", "--seed "),
+    (r"^epoch (?=must)", "--epoch "),
+    (r"^the (ratios|counts) ", r"the sizes of --parts "),
+)
 
 
 @dataclass(frozen=True)
@@ -101,6 +115,18 @@ def size(count: float) -> str:
         if count < 1000:
             return f"{count:.1f} {unit}"
     return f"{count / 1000:.1f} TB"
+
+
+def spoken(text: str) -> str:
+    """Return a message of the library in the words of the command line.
+
+    Example:
+        >>> spoken("there is one already: replace it with overwrite=True")
+        'there is one already: replace it with --overwrite'
+    """
+    for said, better in _OPTIONS:
+        text = re.sub(said, better, text)
+    return text
 
 
 def number(value: float) -> str:

@@ -6,10 +6,13 @@ memory, machine, workers or the world size, because the order may not depend on 
 
 from __future__ import annotations
 
+from destrier.errors import EmptyError
+
 __all__ = ["OPEN_BYTES", "default_clump", "default_num_splits"]
 
 OPEN_BYTES = 512 << 20  # what the open rows of all ranks together may take
 _SPLITS = 256
+_CYCLES = 64
 _MAX_CLUMP = 4096  # a resume hashes one window for each split: 0.2 s at 16,384 rows
 _MAX_WINDOW = 8
 _MIN_WINDOW = 4
@@ -31,8 +34,17 @@ def default_num_splits(n: int, *, global_batch: int | None = None, multiple: int
     """
     if global_batch is not None:
         return max(1, min(global_batch * -(-_SPLITS // global_batch), n))
+    if n < multiple:
+        raise EmptyError(
+            f"{n} rows are too few for {multiple} ranks and workers: each needs at least 1 row per "
+            "split"
+        )
     splits = -(-_SPLITS // multiple) * multiple
-    return splits if splits <= n else n // multiple * multiple
+    # Rows beyond the last whole cycle are left out: fewer than one in so many, if there are
+    # rows enough.
+    while splits > multiple and n < splits * _CYCLES:
+        splits = max(multiple, splits // 2 // multiple * multiple)
+    return splits
 
 
 def default_clump(

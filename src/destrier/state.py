@@ -145,7 +145,9 @@ def check_state(state: Any) -> State:
         StateError: Naming what is wrong.
     """
     if not isinstance(state, Mapping):
-        raise StateError(f"a state is a dict, got {type(state).__name__}")
+        raise StateError(
+            f"a state is a dict, got {type(state).__name__}; an empty one does nothing"
+        )
     if "order_version" not in state and "plan_hash" not in state:
         for library, keys in _FOREIGN.items():
             if all(key in state for key in keys):

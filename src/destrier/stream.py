@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from destrier.check import integer
 from destrier.errors import ArgumentError, StateError
 from destrier.order import Order
 from destrier.permutation import Permutation
@@ -29,12 +32,20 @@ class Settings:
     shuffle_window: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("num_splits", "shuffle_clump_size", "shuffle_window"):
+        for name, least, below in (
+            ("num_splits", 1, None),
+            ("shuffle_clump_size", 1, None),
+            ("shuffle_window", 1, None),
+            ("shuffle_seed", 0, 1 << 32),
+        ):
             value = getattr(self, name)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ArgumentError(f"{name} must be an integer of at least 1, got {value!r}")
+            if value is not None:
+                object.__setattr__(self, name, integer(name, value, least, below))
+        if self.shuffle is not None and not isinstance(self.shuffle, bool | np.bool_ | int):
+            raise ArgumentError(f"shuffle must be True or False, got {self.shuffle!r}")
+        object.__setattr__(self, "shuffle", None if self.shuffle is None else bool(self.shuffle))
+        if self.filter is not None and not isinstance(self.filter, str):
+            raise ArgumentError(f"filter must be an SQL expression, got {self.filter!r}")
         if self.filter is not None and self.permutation is not None:
             raise ArgumentError(
                 "filter and permutation cannot be combined, because a permutation lists its rows; "
@@ -126,6 +137,11 @@ class Stream:
                 f"plan_hash mismatch: the state has {state['plan_hash']}, this stream "
                 f"{self.identity.plan_hash}: the filter or permutation selects other rows than it "
                 f"did ({self.count} now); start the next epoch: epoch={_next(state)}"
+            )
+        if int(state["counter"] or 0) > self.count:
+            raise StateError(
+                f"counter {state['counter']} of the state is beyond the {self.count} samples of an "
+                "epoch: the state is damaged"
             )
 
 

@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import warnings
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import lance
@@ -123,7 +124,7 @@ class Table:
         """The schema of the pinned version."""
         return self.dataset.schema
 
-    @property
+    @cached_property
     def num_rows(self) -> int:
         """Live rows, from the manifest, without I/O."""
         return int(sum(f.metadata.num_rows for f in self.dataset.get_fragments()))
@@ -134,7 +135,7 @@ class Table:
         scheme, separator, _ = self.uri.partition("://")
         return bool(separator) and scheme not in _LOCAL_SCHEMES
 
-    @property
+    @cached_property
     def row_bytes(self) -> float:
         """Average bytes of a row over all columns, from the sizes in the manifest."""
         rows = self.num_rows
@@ -298,7 +299,8 @@ def open_table(
         source: A URI or path of a Lance dataset, a `lance.LanceDataset`, or a LanceDB table.
         version: A version number or a tag. None is the latest version of a URI, and the version
             that an open dataset or LanceDB table is at.
-        storage_options: Passed to Lance untouched, as `lance.dataset` takes them.
+        storage_options: Passed to Lance untouched, as `lance.dataset` takes them. None takes those
+            of an open dataset or LanceDB table.
         pin: Tag the version under this name, so that a cleanup cannot remove it.
 
     Raises:
@@ -321,6 +323,10 @@ def _resolve(
     if isinstance(version, bool) or not isinstance(version, int | str | None):
         raise ArgumentError(f"version must be a number or a tag, got {version!r}")
     if isinstance(source, Table):
+        if options is not None and dict(options) != source.storage_options:
+            version = source.version if version is None else version
+            dataset = _open(source.uri, version, options)
+            return Table(source.uri, dataset.version, storage_options=options, dataset=dataset)
         return source if version is None else source.at(version)
     if isinstance(source, lance.LanceDataset):
         return _from_dataset(source, version, options)
@@ -435,3 +441,5 @@ def _check_path(path: str) -> None:
                 f"{path} is a folder of tables, not a table; pass one of them, for example "
                 f"{os.path.join(path, tables[0])}"
             )
+        what = "holds no table" if os.listdir(path) else "is empty"
+        raise TableError(f"cannot open {path} as a Lance table: the folder {what}")

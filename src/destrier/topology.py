@@ -69,6 +69,11 @@ def resolve_topology(
                 f"replicas is a DeviceMesh of {replicas.ndim} dimensions; pass the dimension "
                 "along which the data differ, for example mesh['dp']"
             )
+        if rank is not None or world_size is not None:
+            raise ArgumentError(
+                f"rank is {rank} and world_size is {world_size}, but replicas is a DeviceMesh, "
+                "which says itself which share this process reads: leave rank and world_size out"
+            )
         return Topology(replicas.get_local_rank(), replicas.size(), distributed=True)
     rank, world_size, distributed = _find(rank, world_size)
     if replicas is None:
@@ -86,10 +91,8 @@ def _find(rank: int | None, world_size: int | None) -> tuple[int, int, bool]:
     if rank is None and world_size is None:
         if dist.is_available() and dist.is_initialized():
             rank, world_size, distributed = dist.get_rank(), dist.get_world_size(), True
-        elif "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-            rank, world_size = _environment("RANK"), _environment("WORLD_SIZE")
         else:
-            rank, world_size = 0, 1
+            rank, world_size = _environment()
     if world_size is None:
         raise ArgumentError(f"rank is {rank}, but world_size is not given")
     if world_size < 1:
@@ -106,10 +109,24 @@ def _find(rank: int | None, world_size: int | None) -> tuple[int, int, bool]:
     return rank, world_size, distributed
 
 
-def _environment(name: str) -> int:
-    text = os.environ[name]
+def _environment() -> tuple[int, int]:
+    """Rank and world size of the environment; one process where it says neither."""
+    found = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE")}
+    given = [name for name, text in found.items() if text is not None]
+    if not given:
+        return 0, 1
+    if len(given) == 1:
+        (missing,) = found.keys() - set(given)
+        raise ArgumentError(
+            f"the environment variable {given[0]} is {found[given[0]]!r}, but {missing} is not "
+            "set: set both, as torchrun does, or neither, or pass rank= and world_size="
+        )
+    return _number("RANK", found["RANK"]), _number("WORLD_SIZE", found["WORLD_SIZE"])
+
+
+def _number(name: str, text: str | None) -> int:
     try:
-        return int(text)
+        return int(text or "")
     except ValueError:
         raise ArgumentError(f"the environment variable {name} is not a number: {text!r}") from None
 

@@ -6,20 +6,23 @@ memory that has no name, so that nothing can be left behind.
 
 from __future__ import annotations
 
-import copyreg
 import io
+import mmap
 import multiprocessing
+import os
 import pickle
 import queue
+import tempfile
+import time
+import traceback
 from collections.abc import Callable
+from itertools import accumulate
+from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 import torch
-
-# Importing it teaches multiprocessing's pickler to pass tensors in shared memory.
-import torch.multiprocessing
 
 from destrier.errors import ArgumentError, WorkerError
 
@@ -27,6 +30,7 @@ __all__ = ["TransformWorkers", "check_context"]
 
 _START_SECONDS = 120
 _STOP_SECONDS = 5
+_ALIGNED = 64
 
 
 def check_context(name: str | None) -> str:
@@ -50,8 +54,6 @@ def check_context(name: str | None) -> str:
 class _Pickler(pickle.Pickler):
     """Pickles tensors as arrays, so that their bytes can travel out of band."""
 
-    dispatch_table = copyreg.dispatch_table.copy()
-
     def reducer_override(self, value: Any) -> Any:
         """Reduce CPU tensors to numpy arrays."""
         if type(value) is torch.Tensor and value.device.type == "cpu" and not value.requires_grad:
@@ -66,38 +68,72 @@ def _from_bfloat16(values: Any) -> torch.Tensor:
     return torch.from_numpy(values).view(torch.bfloat16)
 
 
-def _send(connection: Connection, value: Any) -> None:
+def _send(connection: Connection, peer: int, value: Any) -> None:
+    """Send a value; its arrays go through memory that both map and that has no name."""
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
     _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
     raw = [buffer.raw() for buffer in buffers]
-    sizes = [len(part) for part in raw]
-    total = sum(-(-size // 64) * 64 for size in sizes)
-    shared = torch.empty(total, dtype=torch.uint8)
-    if total:
-        shared.share_memory_()  # type: ignore[no-untyped-call]
-        memory = shared.numpy()
-        at = 0
-        for part, size in zip(raw, sizes, strict=True):
-            memory[at : at + size] = np.frombuffer(part, np.uint8)
-            at += -(-size // 64) * 64
-    message = io.BytesIO()
-    multiprocessing.reduction.ForkingPickler(message, 5).dump((stream.getvalue(), sizes, shared))
-    connection.send_bytes(message.getbuffer())
+    places, total = _layout([len(part) for part in raw])
+    connection.send_bytes(pickle.dumps((stream.getvalue(), [len(part) for part in raw])))
+    if not total:
+        return
+    file = _nameless_file()
+    try:
+        os.truncate(file, total)
+        with mmap.mmap(file, total) as memory:
+            for part, place in zip(raw, places, strict=True):
+                memory[place : place + len(part)] = part
+        reduction.send_handle(connection, file, peer)
+    finally:
+        os.close(file)
 
 
 def _receive(connection: Connection) -> Any:
-    pickled, sizes, shared = pickle.loads(connection.recv_bytes())  # noqa: S301 - from our own process
-    memory = memoryview(shared.numpy()) if len(shared) else memoryview(b"")
-    buffers = []
-    at = 0
-    for size in sizes:
-        buffers.append(memory[at : at + size])
-        at += -(-size // 64) * 64
+    pickled, sizes = pickle.loads(connection.recv_bytes())  # noqa: S301 - from our own process
+    places, total = _layout(sizes)
+    if not total:
+        return pickle.loads(pickled, buffers=[b""] * len(sizes))  # noqa: S301
+    file = reduction.recv_handle(connection)
+    try:
+        memory = memoryview(mmap.mmap(file, total))  # lives as long as an array that lies in it
+    finally:
+        os.close(file)
+    buffers = [memory[place : place + size] for place, size in zip(places, sizes, strict=True)]
     return pickle.loads(pickled, buffers=buffers)  # noqa: S301 - from our own process
 
 
-def _work(connection: Connection, transform: Callable[..., Any]) -> None:
+def _layout(sizes: list[int]) -> tuple[list[int], int]:
+    """Where buffers lie, aligned, and how many bytes they take."""
+    ends = list(accumulate(-(-size // _ALIGNED) * _ALIGNED for size in sizes))
+    return [0, *ends[:-1]], ends[-1] if ends else 0
+
+
+def _nameless_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("destrier")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+class _RemoteTraceback(Exception):  # noqa: N818 - it is the cause of an error, as in multiprocessing
+    """Shows where in the worker an exception was raised."""
+
+    def __str__(self) -> str:
+        return "\n" + str(self.args[0])
+
+
+def _portable(error: Exception) -> tuple[Exception, str]:
+    """The exception if it survives pickling, else what it said, and its traceback."""
+    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301 - what was just pickled
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}"), trace
+    return error, trace
+
+
+def _work(connection: Connection, parent: int, transform: Callable[..., Any]) -> None:
     """Run in the worker: transform what arrives until the parent closes its end."""
     torch.set_num_threads(1)
     connection.send_bytes(b"ready")
@@ -106,27 +142,28 @@ def _work(connection: Connection, transform: Callable[..., Any]) -> None:
             arguments = _receive(connection)
         except (EOFError, OSError):
             return
+        answer: tuple[bool, Any]
         try:
             answer = (True, transform(*arguments))
         except Exception as error:
-            answer = (False, error)
+            answer = (False, _portable(error))
         try:
-            _send(connection, answer)
-        except (BrokenPipeError, ConnectionResetError):
+            _send(connection, parent, answer)
+        except OSError:
             return
         except Exception as error:
-            text = f"{type(error).__name__}: {error}"
-            if answer[0]:
-                _send(connection, (False, TypeError(f"the result cannot be pickled: {text}")))
-            else:
-                _send(connection, (False, RuntimeError(f"{answer[1]!r}")))
+            refused = TypeError(f"the result cannot be pickled: {type(error).__name__}: {error}")
+            _send(connection, parent, (False, _portable(refused)))
 
 
 class _Process:
     def __init__(self, context: Any, transform: Callable[..., Any]) -> None:
         self.connection, theirs = context.Pipe()
         self.process = context.Process(
-            target=_work, args=(theirs, transform), daemon=True, name="destrier-transform"
+            target=_work,
+            args=(theirs, os.getpid(), transform),
+            daemon=True,
+            name="destrier-transform",
         )
         try:
             self.process.start()
@@ -164,20 +201,11 @@ class _Process:
             ) from error
 
     def call(self, arguments: tuple[Any, ...]) -> tuple[bool, Any]:
-        try:
-            _send(self.connection, arguments)
-            answer: tuple[bool, Any] = _receive(self.connection)
-        except (EOFError, ConnectionError) as error:
-            raise self.died() from error
+        pid = self.process.pid
+        assert pid is not None
+        _send(self.connection, pid, arguments)
+        answer: tuple[bool, Any] = _receive(self.connection)
         return answer
-
-    def stop(self) -> None:
-        self.connection.close()
-        self.process.join(_STOP_SECONDS)
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join()
-        self.process.close()
 
 
 class TransformWorkers:
@@ -195,6 +223,7 @@ class TransformWorkers:
         context = multiprocessing.get_context(method)
         self._processes: list[_Process] = []
         self._idle: queue.Queue[_Process] = queue.Queue()
+        self._closing = False
         try:
             self._processes.extend(_Process(context, transform) for _ in range(count))
             for process in self._processes:
@@ -214,11 +243,16 @@ class TransformWorkers:
         process = self._idle.get()
         try:
             good, value = process.call(arguments)
+        except (EOFError, OSError) as error:
+            if self._closing:
+                raise WorkerError("the workers were stopped") from None
+            raise process.died() from error
         finally:
             self._idle.put(process)
-        if not good:
-            raise value
-        return value
+        if good:
+            return value
+        raised, trace = value
+        raise raised from _RemoteTraceback(trace)
 
     @property
     def alive(self) -> bool:
@@ -226,7 +260,14 @@ class TransformWorkers:
         return all(process.process.is_alive() for process in self._processes)
 
     def close(self) -> None:
-        """Stop the processes; waits for them, and kills one that does not end."""
+        """Stop the processes, and kill those that do not end within some seconds."""
+        self._closing = True
         for process in self._processes:
-            process.stop()
+            process.connection.close()
+        until = time.monotonic() + _STOP_SECONDS
+        for process in self._processes:
+            process.process.join(max(0.0, until - time.monotonic()))
+            if process.process.is_alive():
+                process.process.kill()
+                process.process.join()
         self._processes.clear()

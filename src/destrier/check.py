@@ -1,0 +1,38 @@
+"""Checks of arguments that many places share."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from destrier.errors import ArgumentError
+
+__all__ = ["integer"]
+
+
+def integer(name: str, value: Any, least: int = 0, below: int | None = None) -> int:
+    """Return an integer of any kind (numpy's too) as Python's.
+
+    Args:
+        name: The argument's name, for the error.
+        value: What was given.
+        least: The smallest value allowed.
+        below: One more than the largest value allowed; None is no bound.
+
+    Raises:
+        ArgumentError: If it is no integer, or out of range.
+    """
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        raise ArgumentError(
+            f"{name} must be an integer of at least {least}, got {value!r}"
+        ) from None
+    if below is not None and not least <= number < below:
+        most = "2**32 - 1" if below == 1 << 32 else below - 1
+        raise ArgumentError(f"{name} must be from {least} to {most}, got {number}")
+    if number < least:
+        raise ArgumentError(f"{name} must be at least {least}, got {number}")
+    return number
