@@ -402,11 +402,9 @@ def test_a_batch_of_only_bad_rows(tmp_path: Path) -> None:
     dataset = StreamingDataset(uri, shuffle=False)
     with StreamingDataLoader(dataset, batch_size=10, on_error="skip", with_index=True) as loader:
         assert [len(batch["id"]) for batch in loader] == [0, 0, 10, 10]
-    with (
-        StreamingDataLoader(dataset, batch_size=10, on_error="fill") as loader,
-        pytest.raises(DecodeError, match="row 0 "),
-    ):
-        list(loader)
+    with StreamingDataLoader(dataset, batch_size=10, on_error="fill") as loader:
+        # nothing to fill with: empty, so that no rank ends before the others
+        assert [len(batch["id"]) for batch in loader] == [0, 0, 10, 10]
 
 
 def test_nulls_by_the_stated_rule(table_path: str) -> None:

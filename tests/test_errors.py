@@ -15,6 +15,7 @@ TREE = {
     "EmptyError": (errors.ArgumentError, ValueError),
     "FilterError": (errors.ArgumentError, ValueError),
     "IterationError": (errors.DestrierError, RuntimeError),
+    "LengthError": (errors.TransformError, ValueError),
     "MissingDependencyError": (errors.DestrierError, ImportError),
     "ReadError": (errors.RowError, OSError),
     "RowError": (errors.DestrierError, RuntimeError),
@@ -24,7 +25,13 @@ TREE = {
     "VersionError": (errors.TableError, LookupError),
     "WorkerError": (errors.DestrierError, RuntimeError),
 }
-ROW_ERRORS = [errors.RowError, errors.ReadError, errors.DecodeError, errors.TransformError]
+ROW_ERRORS = [
+    errors.RowError,
+    errors.ReadError,
+    errors.DecodeError,
+    errors.TransformError,
+    errors.LengthError,
+]
 
 
 def test_public_list_is_complete_and_sorted():

@@ -75,7 +75,7 @@ def test_arguments_before_all(monkeypatch, initialised):
         ({"rank": 1}, "rank is 1, but world_size is not given"),
         ({"world_size": 4}, "world_size is 4, but rank is not given"),
         ({"rank": 0, "world_size": 6, "replicas": 4}, "replicas is 4, .* world_size 6"),
-        ({"rank": 0, "world_size": 6, "replicas": 0}, "replicas is 0"),
+        ({"rank": 0, "world_size": 6, "replicas": 0}, "replicas must be at least 1, got 0"),
         ({"replicas": FakeMesh(0, 2, ndim=2)}, "2 dimensions"),
         (
             {"rank": 1, "world_size": 4, "replicas": FakeMesh(0, 2)},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -39,6 +39,7 @@ __all__ = [
 
 OnError: TypeAlias = "Literal['raise', 'skip', 'fill'] | Callable[[Exception], bool]"
 INDEX_COLUMNS = ("sample_index", "row_offset")
+_LOOKED_INTO = 16
 
 
 @dataclass
@@ -149,7 +150,11 @@ class Finisher:
                 errors[position] = error
                 broken.append(i)
         if not broken:
-            raise first  # it fails on the whole, but on no row by itself
+            try:
+                raise first  # it fails on the whole, but on no row by itself
+            finally:
+                del first
+        del first  # its traceback holds this frame
         keep = np.delete(np.arange(len(rows)), broken)
         data, rows = _choose(data, keep), rows[keep]
         return self._deliver(raw, *self._fill(raw, data, rows, errors))
@@ -166,7 +171,7 @@ class Finisher:
         if self.on_error != "fill" or not errors:
             return data, rows, rows
         if not len(rows):
-            raise errors[min(errors)]
+            return data, rows, rows  # nothing to fill with: the batch is empty, as with skip
         positions = np.arange(len(raw.samples))
         earlier = np.searchsorted(rows, positions, side="right") - 1
         later = np.minimum(earlier + 1, len(rows) - 1)
@@ -192,6 +197,8 @@ class Finisher:
         except WorkerError:
             raise
         except Exception as error:
+            if not len(offsets):
+                return batch  # a transform need not understand a batch of no rows
             what = f"row {offsets[0]}" if len(offsets) == 1 else f"a batch of {len(offsets)} rows"
             raise TransformError(
                 f"the transform failed on {what} of {self.table}: {type(error).__name__}: {error}"
@@ -238,14 +245,12 @@ def wants_seeds(transform: Callable[..., Any]) -> bool:
 def check_length(out: Any, rows: int) -> None:
     """Raise if a transform returned another number of rows than it was given.
 
-    Only what plainly has rows is checked: a mapping of columns or a list.
+    A transform may return anything; what has no row dimension of any length is not judged.
+
+    Raises:
+        LengthError: If nothing in the result has as many rows.
     """
-    if isinstance(out, Mapping):
-        lengths = {len(v) for v in out.values() if hasattr(v, "__len__") and _sized(v)}
-    elif isinstance(out, list | pa.RecordBatch):
-        lengths = {len(out)}
-    else:
-        return
+    lengths = set(_lengths(out))
     if lengths and rows not in lengths:
         raise LengthError(
             f"the transform returned {', '.join(map(str, sorted(lengths)))} rows for a batch of "
@@ -254,8 +259,20 @@ def check_length(out: Any, rows: int) -> None:
         )
 
 
-def _sized(value: Any) -> bool:
-    return not isinstance(value, str | bytes) and getattr(value, "ndim", 1) > 0
+def _lengths(out: Any) -> Iterator[int]:
+    """The lengths that could be those of rows."""
+    if isinstance(out, Mapping):
+        for value in out.values():
+            yield from _lengths(value)
+    elif isinstance(out, list | tuple):
+        yield len(out)
+        for value in out[:_LOOKED_INTO]:
+            if not isinstance(value, list | tuple):
+                yield from _lengths(value)
+    elif isinstance(out, pa.RecordBatch | pa.Table):
+        yield out.num_rows
+    else:
+        yield from getattr(out, "shape", ())
 
 
 def batch_bytes(batch: Any) -> int:
@@ -271,7 +288,10 @@ def batch_bytes(batch: Any) -> int:
         return sum(batch_bytes(value) for value in some) * len(batch) // max(1, len(some))
     if isinstance(batch, bytes | str):
         return len(batch)
-    return int(getattr(batch, "nbytes", 64))
+    try:
+        return int(batch.nbytes)
+    except Exception:  # has none, as a sparse tensor
+        return 64
 
 
 def check_extra_columns(

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from destrier.order import Ints
 
-__all__ = ["Column", "Columns", "dense_bytes", "dense_type", "from_arrow", "take"]
+__all__ = ["Column", "Columns", "dense_bytes", "dense_type", "empty_array", "from_arrow", "take"]
 
 _TIMES = (
     pa.types.is_timestamp,
@@ -65,6 +65,13 @@ def dense_type(kind: pa.DataType) -> tuple[np.dtype[Any], tuple[int, ...]] | Non
     if any(test(kind) for test in _TIMES):
         return np.dtype(f"i{kind.bit_width // 8}"), ()
     return None
+
+
+def empty_array(kind: pa.DataType) -> pa.Array:
+    """Return an array of no values of any type."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return kind.wrap_array(empty_array(kind.storage_type))
+    return pa.nulls(0, kind)
 
 
 def dense_bytes(kind: pa.DataType) -> int:

@@ -15,11 +15,12 @@ from torch.utils.data import IterableDataset
 from destrier.batch import Finisher, check_extra_columns
 from destrier.check import integer
 from destrier.counters import Consumer, Counted
-from destrier.errors import ArgumentError, DestrierWarning, IterationError, VersionError
+from destrier.errors import ArgumentError, DestrierWarning, IterationError, StateError, VersionError
 from destrier.foreign import as_permutation
 from destrier.iteration import DatasetIterator
 from destrier.permutation import Part, Permutation, describe
 from destrier.plan import Cycles, Remainder, Shares, Steps, check_batch, check_sizes
+from destrier.process import check_process
 from destrier.read import Reader
 from destrier.rows import OnTransformError, RowFinisher, check_on_transform_error
 from destrier.runner import (
@@ -174,7 +175,7 @@ class StreamingDataset(Counted, IterableDataset[Any]):
             prefetch_bytes=prefetch_bytes,
         )
         check_on_transform_error(on_transform_error)
-        check_sizes(batch_size, global_batch_size, remainder)
+        sizes = check_sizes(batch_size, global_batch_size, remainder)
         self._settings = Settings(
             filter=filter,
             num_splits=num_splits,
@@ -185,8 +186,7 @@ class StreamingDataset(Counted, IterableDataset[Any]):
         )
         self.columns = columns
         self.transform = transform
-        self.batch_size = batch_size
-        self.global_batch_size = global_batch_size
+        self.batch_size, self.global_batch_size = sizes
         self.remainder = remainder
         self.uneven = uneven
         self.with_index = with_index
@@ -209,7 +209,6 @@ class StreamingDataset(Counted, IterableDataset[Any]):
         self._shared: Shared | None = None
         self._placed = False
         self._adopted: Settings | None = None
-        self._pid = os.getpid()
         self._version_given = version is not None
         if rank is not None or world_size is not None:
             _ = self.topology  # refuses a rank out of range at once
@@ -277,7 +276,7 @@ class StreamingDataset(Counted, IterableDataset[Any]):
         known = self._stream
         # What the batch decides is settled by the first iterator or state, not by a look.
         if known is None or (self._agreed is not known and batch != self._stream_batch):
-            multiple = 1 if batch else self.topology.size * self._worker().count
+            multiple = 1 if batch else self.topology.size
             self._stream = resolve_stream(
                 self._table,
                 self._adopted or self._settings,
@@ -336,7 +335,7 @@ class StreamingDataset(Counted, IterableDataset[Any]):
             IterationError: In a forked process, or at the first ``next`` while another iterator of
                 this dataset is live.
         """
-        self._check_process()
+        check_process()
         if current_worker() is not None and self._shared is not None:
             if self._placed:
                 self._shared.begin_at(self._position.epoch)
@@ -344,19 +343,6 @@ class StreamingDataset(Counted, IterableDataset[Any]):
                 self._position = Position(*self._shared.begin())
         self._placed = False
         return DatasetIterator(self)
-
-    def _check_process(self) -> None:
-        """Raise in a process that was forked from the one in which the dataset was made.
-
-        Raises:
-            IterationError: Naming the start methods that work.
-        """
-        if os.getpid() != self._pid:
-            raise IterationError(
-                "this process was forked, and Lance's threads do not survive a fork; start workers "
-                "by another method: DataLoader(..., multiprocessing_context='spawn') or "
-                "'forkserver'"
-            )
 
     def _shares(self, worker: Worker) -> Callable[[int], Shares]:
         """From a start counter to the shares of an epoch."""
@@ -486,7 +472,10 @@ class StreamingDataset(Counted, IterableDataset[Any]):
                 table = self._table_of(checked)
             check_table(table, checked, version_given=self._version_given)
         multiple = 1 if batch else self.topology.size
-        stream = resolve_stream(table, settings, global_batch=batch, multiple=multiple)
+        try:
+            stream = resolve_stream(table, settings, global_batch=batch, multiple=multiple)
+        except ArgumentError as error:
+            raise StateError(f"the state does not fit {table.name}: {error}") from error
         stream.check_plan(checked)
         self._stop()
         self._table, self._stream, self._adopted = table, stream, settings
@@ -573,7 +562,6 @@ class StreamingDataset(Counted, IterableDataset[Any]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._pid = os.getpid()
         if self._connection_factory is not None:
             name = os.path.basename(self._table.uri.rstrip("/")).removesuffix(".lance")
             source = self._connection_factory(name)
@@ -592,5 +580,5 @@ def _check_options(columns: Any, transform: Any, **sizes: int | None) -> None:
     if transform is not None and not callable(transform):
         raise ArgumentError(f"transform must be callable, got {transform!r}")
     for name, size in sizes.items():
-        if size is not None and size <= 0:
+        if size is not None and integer(name, size, -(1 << 62)) <= 0:
             raise ArgumentError(f"{name} must be greater than 0, got {size}")

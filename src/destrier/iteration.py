@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from destrier.errors import IterationError
 from destrier.pipeline import Delivery, Pipeline
 from destrier.plan import Cycles
+from destrier.process import check_process
 from destrier.rows import SKIPPED
 from destrier.topology import current_worker
 
@@ -58,6 +59,7 @@ class DatasetIterator:
         self.total = self._shares.rows_left
 
     def __next__(self) -> Any:
+        check_process()
         if self._why:
             raise IterationError(f"this iterator is closed: {self._why}")
         if self._closed:
@@ -86,7 +88,7 @@ class DatasetIterator:
                 self._rows, self._at = delivery.value.batch, 0
                 continue
             self._commit(self._shares.counter(delivery.index + 1))
-            self.consumed += self._shares.largest
+            self.consumed += self._shares.size(delivery.index)
             return delivery.value.batch
 
     def _get(self) -> Delivery:

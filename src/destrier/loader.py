@@ -27,6 +27,7 @@ from destrier.decode import FORMATS, Decode, Format, decode_columns
 from destrier.errors import ArgumentError, IterationError, RowError
 from destrier.pipeline import Pipeline
 from destrier.plan import Remainder, Shares, Steps, check_batch, check_sizes
+from destrier.process import check_process
 from destrier.read import Reader
 from destrier.rows import OnTransformError
 from destrier.runner import (
@@ -138,7 +139,7 @@ class StreamingDataLoader:
         if batch_size is None and global_batch_size is None:
             batch_size, global_batch_size = dataset.batch_size, dataset.global_batch_size
         self.remainder: Remainder = dataset.remainder if remainder is None else remainder
-        check_sizes(batch_size, global_batch_size, self.remainder)
+        sizes = check_sizes(batch_size, global_batch_size, self.remainder)
         on_error = _policy(on_error, dataset._on_transform_error)
         check_on_error(on_error)
         _check_numbers(batch_size or global_batch_size, num_workers, prefetch_bytes)
@@ -153,8 +154,7 @@ class StreamingDataLoader:
         if format is None:
             format = "torch" if collate_fn is None else "rows"
         _check_format(format, given, decode)
-        self._batch_size = batch_size
-        self._global_batch_size = global_batch_size
+        self._batch_size, self._global_batch_size = sizes
         self._format: Format = format
         self._decode = decode
         self._transform = transform
@@ -230,7 +230,7 @@ class StreamingDataLoader:
         Raises:
             IterationError: In a forked process.
         """
-        self.dataset._check_process()
+        check_process()
         return _LoaderIterator(self)
 
     @property
@@ -240,10 +240,12 @@ class StreamingDataLoader:
         return live if isinstance(live, _LoaderIterator) and live.is_of(self) else None
 
     def _start(self) -> tuple[Runner, Shares]:
-        if self._workers is not None and not self._workers.alive:
+        stream = self.dataset._settle(self._global())
+        dead = self._workers is not None and not self._workers.alive
+        # A state that was loaded into the dataset itself can have brought another stream.
+        if dead or (self._runner is not None and self._runner.work.stream is not stream):
             self._stop()
         if self._runner is None:
-            stream = self.dataset._settle(self._global())
             self._runner = Runner(self._work(stream), self)
         position = self.dataset._position
         return self._runner, self._runner.start(position.epoch, position.counter)
@@ -350,11 +352,12 @@ class StreamingDataLoader:
         if self._live is not None:
             self._live.end("the loader was closed, or a state was loaded")
         if self._runner is not None:
-            self._runner.stop(wait=wait)
-        self._runner = None
+            self._runner.stop()
         if self._workers is not None:
-            self._workers.close()
-        self._workers = None
+            self._workers.close()  # before the threads are waited for, which wait for them
+        if self._runner is not None and wait:
+            self._runner.stop(wait=True)
+        self._runner = self._workers = None
 
     def __enter__(self) -> Self:
         return self
@@ -437,6 +440,7 @@ class _LoaderIterator:
         return self._loader is loader
 
     def __next__(self) -> Any:
+        check_process()
         loader = self._loader
         if loader is None:
             if self._why:
@@ -457,7 +461,8 @@ class _LoaderIterator:
             raise StopIteration
         counter = self._shares.counter(delivery.index + 1)
         dataset._position = replace(dataset._position, counter=counter)
-        self.consumed += self.share_rows
+        self.consumed += self._shares.size(delivery.index)
+        dataset._last_consumed = self.consumed  # it may be dropped without a word
         return loader._deliver(delivery.value)
 
     def restart(self) -> None:

@@ -13,12 +13,14 @@ that sleeps therefore stops everything behind it.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import threading
 import time
+import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +33,7 @@ from destrier.order import Ints
 from destrier.pool import ArrowPool, ColumnPool, HeldArrow, HeldColumns, Pool
 from destrier.read import Reader, Rows
 from destrier.schedule import Block, Schedule
+from destrier.threads import Threads
 
 __all__ = ["Delivery", "Epoch", "Pipeline"]
 
@@ -96,8 +99,8 @@ class Pipeline:
         self._behind = 0  # deliveries of the next epoch
         self._between = False  # whether the consumer has not asked for the next epoch yet
         self._stopped = False
-        self._readers = ThreadPoolExecutor(_READ_THREADS, "destrier-read")
-        self._finishers = ThreadPoolExecutor(threads, "destrier-finish") if threads else None
+        self._readers = Threads(_READ_THREADS, "destrier-read")
+        self._finishers = Threads(threads, "destrier-finish") if threads else None
         self._driver = threading.Thread(target=self._drive, name="destrier-drive", daemon=True)
         _running.add(self)
         self._driver.start()
@@ -128,8 +131,9 @@ class Pipeline:
             if isinstance(item.value, Future):
                 item.value = item.value.result()
             return item
-        except BaseException:
+        except BaseException as error:
             self.stop()
+            _let_go(error)
             raise
         finally:
             del item  # an error's traceback must not hold what holds the error
@@ -158,16 +162,14 @@ class Pipeline:
         """Whether the driving thread still runs."""
         return self._driver.is_alive()
 
-    def join(self, timeout: float | None = None) -> None:
-        """Wait until the threads of a stopped pipeline have ended, or for so many seconds."""
+    def join(self, until: float | None = None) -> None:
+        """Wait until the threads of a stopped pipeline have ended, or `time.monotonic` is late."""
         if threading.current_thread() is self._driver:
             return
-        self._driver.join(timeout)
-        if self._driver.is_alive():
-            return
-        self._readers.shutdown(wait=True)
+        self._driver.join(None if until is None else max(0.0, until - time.monotonic()))
+        self._readers.join(until)
         if self._finishers is not None:
-            self._finishers.shutdown(wait=True)
+            self._finishers.join(until)
 
     # ---- the driving thread -------------------------------------------------------------------
 
@@ -180,9 +182,12 @@ class Pipeline:
                     self._queue.append(error)
                 self._condition.notify_all()
         finally:
-            self._readers.shutdown(wait=False, cancel_futures=True)
-            if self._finishers is not None and self._stopped:
-                self._finishers.shutdown(wait=False, cancel_futures=True)
+            self._readers.stop()
+            if self._finishers is not None:
+                with self._condition:  # what is queued may still be finished and consumed
+                    while not self._stopped:
+                        self._condition.wait()
+                self._finishers.stop()
 
     def _run(self) -> None:
         blocks = self._blocks()
@@ -202,7 +207,8 @@ class Pipeline:
             oldest = ahead.popleft()
             if oldest.block is None or oldest.rows is None:
                 memory = _Memory(self._reader.schema, columnar=self._columnar)
-                self._put(Delivery(oldest.epoch.number, -1, None))
+                if self._wait_for_room(-1):
+                    self._put(Delivery(oldest.epoch.number, -1, None))
                 continue
             memory.load(oldest.block, oldest.rows.result())
             self._gather(oldest.epoch, oldest.block, memory)
@@ -217,7 +223,8 @@ class Pipeline:
     def _gather(self, epoch: Epoch, block: Block, memory: _Memory) -> None:
         bounds = block.bounds.tolist()
         for i in range(len(bounds) - 1):
-            if self._stopped:
+            # The room comes first: a batch that nobody asked for must not be made.
+            if not self._wait_for_room(block.first + i):
                 return
             part = slice(bounds[i], bounds[i + 1])
             raw = memory.share(epoch, block.samples[part], block.places[part])
@@ -232,9 +239,14 @@ class Pipeline:
         began = time.perf_counter()
         try:
             value = self._finish(raw)
-        except StopIteration as error:  # would end the consumer's loop as if the epoch were over
-            raise RuntimeError("a transform or collate_fn raised StopIteration") from error
+        except BaseException as error:
+            _let_go(error)  # also of errors that the consumer will never see
+            if isinstance(error, StopIteration):  # would end the consumer's loop like an epoch
+                raise RuntimeError("a transform or collate_fn raised StopIteration") from error
+            raise
         self._reader.counts.add("transform_time", time.perf_counter() - began)
+        for failed in value.failed:
+            _strip(failed)
         size = max(batch_bytes(value.batch), batch_bytes(raw.data))
         if size > self._largest:
             with self._condition:
@@ -242,10 +254,15 @@ class Pipeline:
                 self._condition.notify_all()
         return value
 
+    def _wait_for_room(self, index: int) -> bool:
+        """Wait until a delivery may be made; False if the pipeline was stopped."""
+        with self._condition:
+            while not self._stopped and not self._has_room(index):
+                self._condition.wait()
+            return not self._stopped
+
     def _put(self, delivery: Delivery) -> None:
         with self._condition:
-            while not self._stopped and not self._has_room(delivery):
-                self._condition.wait()
             if self._stopped:
                 return
             self._behind += 1
@@ -254,20 +271,49 @@ class Pipeline:
             self._queue.append(delivery)
             self._condition.notify_all()
 
-    def _has_room(self, delivery: Delivery) -> bool:
-        """Whether a delivery may be queued.
+    def _has_room(self, index: int) -> bool:
+        """Whether a delivery may be queued; the only thread that queues any asks.
 
         Of an epoch that nobody asked for yet just a few batches are made: enough to begin it
         without a pause, little to be thrown away where it was the last.
         """
         if self._ended or self._between:
-            return self._behind < _NEXT_EPOCH and delivery.index >= 0
+            return self._behind < _NEXT_EPOCH and index >= 0
         return len(self._queue) < self._most_ready()
 
     def _most_ready(self) -> int:
         if not self._largest:
             return 2  # nothing is known of sizes before the first batch is finished
         return max(1, min(self._ready_limit, self._ready_bytes // self._largest))
+
+
+def _let_go(error: BaseException) -> None:
+    """Empty this library's frames of an error's traceback, and of its causes'.
+
+    They hold batches, and some hold the error itself, so that all of it would stay until the cycle
+    is collected. The frames of users stay as they are, for a debugger.
+    """
+    for each in _chain(error):
+        for frame, _ in traceback.walk_tb(each.__traceback__):
+            if frame.f_globals.get("__name__", "").startswith("destrier."):
+                with contextlib.suppress(RuntimeError):  # it still runs
+                    frame.clear()
+
+
+def _strip(error: BaseException) -> None:
+    """Drop the tracebacks of an error that is kept for its text: they hold whole batches."""
+    for each in _chain(error):
+        each.__traceback__ = None
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """The error, its cause, the cause of that, and so on."""
+    chain: list[BaseException] = []
+    following: BaseException | None = error
+    while following is not None and all(following is not each for each in chain):
+        chain.append(following)
+        following = following.__cause__ or following.__context__
+    return chain
 
 
 _running: weakref.WeakSet[Pipeline] = weakref.WeakSet()
@@ -279,8 +325,9 @@ def _end_all() -> None:
     pipelines = list(_running)
     for pipeline in pipelines:
         pipeline.stop()
+    until = time.monotonic() + _EXIT_SECONDS
     for pipeline in pipelines:
-        pipeline.join(_EXIT_SECONDS)
+        pipeline.join(until)
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, Protocol, TypeAlias
@@ -43,6 +44,10 @@ class Shares(Protocol):
         """The epoch's counter once ``index`` shares are delivered."""
         ...
 
+    def size(self, index: int) -> int:
+        """The number of samples in a share."""
+        ...
+
     @property
     def largest(self) -> int:
         """The number of samples in the largest share."""
@@ -68,7 +73,8 @@ def check_batch(global_batch: int, size: int, *, uneven: bool) -> None:
     if global_batch < 1:
         raise ArgumentError(f"the batch size must be at least 1, got {global_batch}")
     if global_batch % size and not uneven:
-        works = [str(d) for d in range(1, global_batch + 1) if global_batch % d == 0]
+        low = [d for d in range(1, math.isqrt(global_batch) + 1) if global_batch % d == 0]
+        works = [str(d) for d in sorted({*low, *(global_batch // d for d in low)})]
         shown = ", ".join(works if len(works) <= 24 else [*works[:23], "..."])
         raise ArgumentError(
             f"global_batch_size {global_batch} cannot be shared equally by world_size {size}; "
@@ -141,13 +147,21 @@ class Steps:
         np.cumsum([len(part) for part in parts], out=bounds[1:])
         return (np.concatenate(parts) if parts else np.empty(0, np.int64)), bounds
 
+    def size(self, index: int) -> int:
+        """The number of samples in a share."""
+        whole = self._step_size(self.step(index))
+        lo, hi = share_bounds(whole, self.topology.rank, self.topology.size)
+        return hi - lo
+
     def share(self, step: int) -> Ints:
         """This rank's samples of one step, in canonical order."""
         begin = self.start + step * self.global_batch
-        size = self.global_batch
+        return begin + self._pattern(begin % self.num_splits, self._step_size(step))
+
+    def _step_size(self, step: int) -> int:
         if self.remainder == "keep":
-            size = min(size, self.n - begin)
-        return begin + self._pattern(begin % self.num_splits, size)
+            return min(self.global_batch, self.n - self.start - step * self.global_batch)
+        return self.global_batch
 
     def _pattern(self, phase: int, size: int) -> Ints:
         found = self._patterns.get((phase, size))
@@ -250,6 +264,11 @@ class Cycles:
         done = min(index * self._per_share, self.cycles)
         return (self._first_cycle + done) * self.num_splits
 
+    def size(self, index: int) -> int:
+        """The number of samples in a share."""
+        done = index * self._per_share
+        return (min(done + self._per_share, self.cycles) - done) * self.owned
+
     def samples(self, first: int, last: int) -> tuple[Ints, Ints]:
         """The sample indices of shares ``[first, last)``, cycle by cycle, and where each begins."""
         first_split = (self.topology.rank * self.worker.count + self.worker.id) * self.owned
@@ -264,15 +283,21 @@ class Cycles:
 
 def check_sizes(
     batch_size: int | None, global_batch_size: int | None, remainder: Remainder
-) -> None:
-    """Raise unless at most one size is given, and it and the remainder can be used."""
+) -> tuple[int | None, int | None]:
+    """Return the sizes as Python's integers, if at most one is given and all can be used.
+
+    Raises:
+        ArgumentError: If both are given, one is no size, or the remainder is unknown.
+    """
     if batch_size is not None and global_batch_size is not None:
         raise ArgumentError(
             f"batch_size={batch_size} (of one rank) and global_batch_size={global_batch_size} "
             "(of all) are both given; pass one of them"
         )
-    for name, value in (("batch_size", batch_size), ("global_batch_size", global_batch_size)):
-        if value is not None:
-            integer(name, value, 1)
+    if batch_size is not None:
+        batch_size = integer("batch_size", batch_size, 1)
+    if global_batch_size is not None:
+        global_batch_size = integer("global_batch_size", global_batch_size, 1)
     if remainder not in REMAINDERS:
         raise ArgumentError(f"remainder must be one of {', '.join(REMAINDERS)}, got {remainder!r}")
+    return batch_size, global_batch_size

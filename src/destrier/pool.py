@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from destrier.columns import Column, Columns, from_arrow, take
+from destrier.columns import Column, Columns, empty_array, from_arrow, take
 from destrier.order import Ints
 from destrier.read import Rows
 
@@ -72,7 +72,7 @@ class ColumnPool:
 
     def __init__(self, schema: pa.Schema) -> None:
         self.capacity = 0
-        empty = {field.name: from_arrow(pa.array([], field.type)) for field in schema}
+        empty = {field.name: from_arrow(empty_array(field.type)) for field in schema}
         self._values = {name: column.values for name, column in empty.items()}
         self._valid: dict[str, NDArray[np.bool_]] = {}
 
@@ -166,7 +166,7 @@ class ArrowPool:
         """Gather from each batch what is wanted of it, then bring it into order."""
         if not len(places):
             return pa.RecordBatch.from_arrays(
-                [pa.array([], field.type) for field in self._schema], schema=self._schema
+                [empty_array(field.type) for field in self._schema], schema=self._schema
             )
         groups = self._group[places]
         rows = self._row[places]

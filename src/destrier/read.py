@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from destrier.columns import empty_array
 from destrier.counters import Counts
 from destrier.errors import ReadError, RowError
 from destrier.order import Ints
@@ -69,6 +70,7 @@ class Reader:
         self.columns = columns
         self.tolerant = tolerant
         self.counts = Counts() if counts is None else counts
+        self._lost = 0  # rows that failed, over blocks, since one could be read
         schema = table.schema
         self._blobs = [name for name in columns if _is_blob(schema.field(name))]
         self._plain = [name for name in columns if name not in self._blobs]
@@ -117,31 +119,34 @@ class Reader:
                 if not self.tolerant:
                     raise named from error
                 bad[offset] = named
-                if len(bad) >= _HOPELESS and not bad.some_good:
+                if not bad.some_good:
+                    self._lost += 1
+                if self._lost >= _HOPELESS:
                     raise ReadError(
-                        f"none of {len(bad)} rows of {self.table.name} could be read, so it is not "
-                        f"the rows: {named}"
+                        f"none of {self._lost} rows of {self.table.name} could be read, so it is "
+                        f"not the rows: {named}"
                     ) from error
                 return _empty(self.schema)
         else:
             bad.some_good = True
+            self._lost = 0
             return batch
         middle = len(offsets) // 2
         halves = [self._read_good(part, bad) for part in (offsets[:middle], offsets[middle:])]
         return pa.concat_batches(halves)
 
     def _name_column(self, offset: int, error: ReadError) -> ReadError:
-        culprit = None
+        culprit, said = None, str(error)
         for name in self.columns:
             plain, blobs = ([], [name]) if name in self._blobs else ([name], [])
             try:
                 self._take(np.array([offset]), plain, blobs)
             except ReadError as again:
-                culprit, error = name, again
+                culprit, said = name, str(again)
                 break
         where = f"column {culprit!r} of row {offset}" if culprit else f"row {offset}"
         return ReadError(
-            f"cannot read {where} of {self.table.name}: {error}", offset=offset, column=culprit
+            f"cannot read {where} of {self.table.name}: {said}", offset=offset, column=culprit
         )
 
     def _take(self, offsets: Ints, plain: list[str], blobs: list[str]) -> pa.RecordBatch:
@@ -177,7 +182,7 @@ class Reader:
         return pa.array([value for _, value in pairs], pa.large_binary())
 
     def _call(self, function: Callable[[], Any]) -> Any:
-        return lance_call(f"reading {self.table.name}", function)
+        return lance_call(f"reading {self.table.name}", function, self.table.secrets)
 
 
 def _sorted_unique(offsets: Ints) -> tuple[Ints, Ints | None]:
@@ -188,7 +193,7 @@ def _sorted_unique(offsets: Ints) -> tuple[Ints, Ints | None]:
 
 
 def _empty(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array([], f.type) for f in schema], schema=schema)
+    return pa.RecordBatch.from_arrays([empty_array(f.type) for f in schema], schema=schema)
 
 
 def _combine(column: pa.ChunkedArray) -> pa.Array:

@@ -14,8 +14,13 @@ from destrier.errors import ArgumentError, DestrierWarning
 from destrier.order import Ints
 from destrier.plan import Steps, check_batch
 from destrier.read import Reader
-from destrier.runner import DEFAULT_PREFETCH_BYTES, chosen_columns, read_row_bytes
-from destrier.schedule import Schedule
+from destrier.runner import (
+    DEFAULT_PREFETCH_BYTES,
+    chosen_columns,
+    read_row_bytes,
+    windows_fit,
+)
+from destrier.schedule import Schedule, open_rows
 from destrier.table import Table, lance_call, redact
 from destrier.topology import Topology
 
@@ -372,16 +377,13 @@ class _Plan:
     @cached_property
     def open_rows(self) -> int:
         """Rows that the windows of all ranks hold at once."""
-        order = self.order
-        if not order.windowed:
-            return 0
-        return self._splits_read * min(order.window_rows, -(-order.n // order.num_splits))
+        return open_rows(self.order, self._splits_read)
 
     @property
     def pooled(self) -> bool:
         """Whether the open windows fit the memory that a loader takes by default."""
         held = self.open_rows * self.row_bytes / len(self.ranks)
-        return 0 < held <= DEFAULT_PREFETCH_BYTES * 3 // 4
+        return held > 0 and windows_fit(held, DEFAULT_PREFETCH_BYTES)
 
     def reads(self, step: int) -> tuple[float, float]:
         """Requests and rows read in a step, over all ranks, once reading has settled."""

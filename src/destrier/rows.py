@@ -64,7 +64,7 @@ class RowFinisher:
         except Exception as error:
             if not self._skips(error):
                 raise
-            first = error
+            first = repr(error)  # the error itself would hold this frame, and the frame it
         rows: list[Any] = []
         for i in range(batch.num_rows):
             try:
@@ -75,7 +75,7 @@ class RowFinisher:
                 rows.append(SKIPPED)
         if self.on_error == "warn":
             logger.warning(
-                "Skipped %d of %d rows whose transform failed (first error: %r)",
+                "Skipped %d of %d rows whose transform failed (first error: %s)",
                 sum(row is SKIPPED for row in rows),
                 batch.num_rows,
                 first,

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from destrier.batch import Finished, RawBatch
 from destrier.columns import dense_bytes, dense_type
-from destrier.errors import ColumnError, DestrierError, DestrierWarning, StateError
+from destrier.errors import ColumnError, DestrierError, DestrierWarning, ReadError, StateError
 from destrier.pipeline import Delivery, Epoch, Pipeline
 from destrier.plan import Shares, Steps
 from destrier.read import Reader
@@ -34,6 +34,8 @@ __all__ = [
 
 DEFAULT_PREFETCH_BYTES = 768 << 20
 _EPOCHS = 1 << 32
+_LOOKED_AT = 1 << 21  # samples
+_SAMPLED_RUNS, _SAMPLED_ROWS = 4, 16
 _OBJECT_BYTES = 80  # of a Python object beside its content
 
 
@@ -150,10 +152,10 @@ class Runner:
         self._ending: list[Pipeline] = []
         self._next: tuple[int, int] | None = None
         self._finalizer: weakref.finalize[..., Any] | None = None
-        row_bytes = read_row_bytes(work.stream, work.reader)
+        row_bytes = measured_row_bytes(work.stream, work.reader)
         self.row_bytes = row_bytes
         held = int(work.open_rows * row_bytes)
-        self.windows = held <= work.prefetch_bytes * 3 // 4
+        self.windows = windows_fit(held, work.prefetch_bytes)
         if not self.windows:
             warnings.warn(
                 f"the open windows of the shuffle take about {held >> 20} MiB in this process, "
@@ -256,5 +258,31 @@ def owned_rows(
         return open_rows(order, order.num_splits // (topology.size * worker.count))
     # The lanes of a rank's shares come again after so many steps.
     period = order.num_splits // math.gcd(order.num_splits, batch)
+    if period * batch > _LOOKED_AT:
+        return open_rows(order, order.num_splits)
     steps = Steps(batch * period, 0, batch, order.num_splits, topology)
     return open_rows(order, len(np.unique(steps.samples(0, period)[0] % order.num_splits)))
+
+
+def windows_fit(held: float, prefetch_bytes: int) -> bool:
+    """Whether open rows leave enough of the memory for reading ahead."""
+    return held <= prefetch_bytes * 3 / 4
+
+
+def measured_row_bytes(stream: Stream, reader: Reader) -> float:
+    """Bytes of a row in memory: of some rows that are read, where the types do not say it.
+
+    What files take says little: they are compressed.
+    """
+    expected = read_row_bytes(stream, reader)
+    if all(dense_type(field.type) for field in reader.schema):
+        return expected
+    runs = min(_SAMPLED_RUNS, stream.count)
+    starts = np.arange(runs) * stream.count // runs
+    places = np.unique(starts[:, None] + np.arange(_SAMPLED_ROWS))
+    try:
+        rows = reader.read(stream.rows.offsets(places[places < stream.count]))
+    except ReadError:
+        return expected  # it is an error where its batch comes
+    measured: float = rows.batch.nbytes / max(1, rows.batch.num_rows) + _OBJECT_BYTES
+    return max(expected, measured)

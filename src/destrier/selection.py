@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import struct
 import tempfile
 import time
@@ -38,6 +39,8 @@ _SPARSE = 1 / 64  # below this density offsets are smaller than the bitmap
 _MAGIC = b"destrier-rows-1\n"
 _HEADER_BYTES = 4096  # at most
 _FILTER_SHOWN = 200
+# What such a function keeps depends on when it is asked: it is asked anew by each stream.
+_VOLATILE = re.compile(r"\b(now|random|uuid|current_\w+|today)\b", re.IGNORECASE)
 _LOCK_POLL = 0.05  # seconds, as the next two
 _LOCK_WARN = 30
 _LOCK_GIVE_UP = 600
@@ -217,6 +220,8 @@ def select_rows(table: Table, filter: str | None) -> RowList:
     text = f"{lance.__version__}|{table.identity}|{table.version}|{columns}|{filter}"
     name = hashlib.blake2b(text.encode(), digest_size=16).hexdigest() + ".rows"
     path = cache_folder() / name
+    if _VOLATILE.search(filter):
+        return _some(_scan(table, filter), table, filter)
     cached = _load(path)
     if cached is None:
         with _alone(path):
@@ -224,11 +229,15 @@ def select_rows(table: Table, filter: str | None) -> RowList:
             if cached is None:
                 built = _scan(table, filter)
                 cached = _save(path, built)
-    if not len(cached):
+    return _some(cached, table, filter)
+
+
+def _some(rows: RowList, table: Table, filter: str) -> RowList:
+    if not len(rows):
         raise EmptyError(
             f"the filter {_shown(filter)} keeps none of the {table.num_rows} rows of {table.name}"
         )
-    return cached
+    return rows
 
 
 def _shown(filter: str) -> str:
@@ -255,7 +264,7 @@ def _scan(table: Table, filter: str) -> BitmapRows | OffsetRows:
             bits[first // 8 : first // 8 + len(packed)] |= packed
 
     try:
-        lance_call("the filter failed", run)
+        lance_call("the filter failed", run, table.secrets)
     except ReadError as error:
         raise FilterError(
             f"cannot run the filter {_shown(filter)} on {table.name}: {error}; "

@@ -20,9 +20,10 @@ from destrier.errors import (
     TableError,
     VersionError,
 )
+from destrier.process import check_process
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     import lancedb.table
 
@@ -40,38 +41,59 @@ _SMALL_FRAGMENT_ROWS = 16_384
 _INDEX_CACHE_BYTES = 64 << 20
 _METADATA_CACHE_BYTES = 256 << 20
 
+_SECRET_LENGTH = 4  # shorter values are flags, and stand in any text
 _LOCAL_SCHEMES = ("file", "file-object-store", "file+uring")
 
 
 def redact(text: str) -> str:
-    """Remove credentials that may stand in a URI: user info and query strings."""
-    text = re.sub(r"(\w://)[^/\s]*@", r"\1", text)
-    return re.sub(r"(\w://[^\s?'\"]*)\?[^\s'\"]*", r"\1", text)
+    """Remove credentials that may stand in URIs: user info, query strings and fragments."""
+    text = re.sub(r"(\w://)(?:[^/\s]*|\S*:\S*)@", r"\1", text)
+    text = re.sub(r"(\w://[^\s?#'\"]*)[?#](?:[^\s'\"]|'[^'\s]*'(?=&))*", r"\1", text)
+    return re.sub(r"[?&#](sig|token|key|secret|password)=[^\s'\"]*", "", text)
 
 
-def lance_call(what: str, function: Callable[[], Any]) -> Any:
+def _shown(uri: str) -> str:
+    """A URI for messages; one may have blanks, which `redact` takes for its end."""
+    return redact(re.split("[?#]", uri)[0] if "://" in uri else uri)
+
+
+def _hide(text: str, secrets: Iterable[str]) -> str:
+    """Redact a text, in which values of storage options may stand too."""
+    for secret in sorted(secrets, key=len, reverse=True):
+        if len(secret) >= _SECRET_LENGTH:
+            text = text.replace(secret, "***")
+    return redact(text)
+
+
+def lance_call(what: str, function: Callable[[], Any], secrets: Iterable[str] = ()) -> Any:
     """Run a call into Lance; whatever it raises surfaces as a `ReadError`.
 
     Lance is Rust: some bad inputs panic, which reaches Python as a BaseException that
     ``except Exception`` would let through, so that a thread would die without a word.
+
+    Args:
+        what: What the call was to do, for the error.
+        function: The call.
+        secrets: What the error must not show.
     """
+    check_process()
     try:
         return function()
     except Exception as error:
-        raise ReadError(f"{what}: {_brief(error)}") from _cause(error)
+        raise ReadError(f"{what}: {_brief(error, secrets)}") from _cause(error, secrets)
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        raise ReadError(f"{what}: Lance panicked: {_brief(error)}") from None
+        raise ReadError(f"{what}: Lance panicked: {_brief(error, secrets)}") from None
 
 
-def _cause(error: Exception) -> Exception | None:
+def _cause(error: Exception, secrets: Iterable[str]) -> Exception | None:
     """The error as the cause of ours, unless its text, which a traceback shows, has credentials."""
-    return error if redact(str(error)) == str(error) else None
+    return error if _hide(str(error), secrets) == str(error) else None
 
 
-def _brief(error: BaseException) -> str:
-    text = redact(str(error).strip() or type(error).__name__)
+def _brief(error: BaseException, secrets: Iterable[str]) -> str:
+    text = _hide(str(error).strip() or type(error).__name__, secrets)
     text = re.sub(r",?\s*\S*/rustc?/\S+\.rs:\d+(:\d+)?", "", text)
     return text if len(text) <= 500 else text[:500] + " ..."
 
@@ -102,7 +124,7 @@ class Table:
         self._identity: str | None = None
 
     def __repr__(self) -> str:
-        return f"Table({redact(self.uri)!r}, version={self.version})"
+        return f"Table({_shown(self.uri)!r}, version={self.version})"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_dataset": None}
@@ -110,7 +132,7 @@ class Table:
     @property
     def name(self) -> str:
         """The URI without credentials and the version, for messages."""
-        return f"{redact(self.uri)} (version {self.version})"
+        return f"{_shown(self.uri)} (version {self.version})"
 
     @property
     def dataset(self) -> lance.LanceDataset:
@@ -118,6 +140,11 @@ class Table:
         if self._dataset is None:
             self._dataset = _open(self.uri, self.version, self.storage_options)
         return self._dataset
+
+    @property
+    def secrets(self) -> list[str]:
+        """What no text may show: the URI as it is, and the values of storage options."""
+        return _secrets(self.uri, self.storage_options)
 
     @property
     def schema(self) -> pa.Schema:
@@ -200,12 +227,12 @@ class Table:
             existing = tags.list().get(name)
             if existing is None:
                 raise TableError(
-                    f"cannot tag {self.name} as {name!r}: {_brief(error)}"
-                ) from _cause(error)
+                    f"cannot tag {self.name} as {name!r}: {_brief(error, self.secrets)}"
+                ) from _cause(error, self.secrets)
             if int(existing["version"]) != self.version:
                 raise VersionError(
                     f"pin={name!r} is already the tag of version {existing['version']} of "
-                    f"{redact(self.uri)}, not of version {self.version}: choose another name, "
+                    f"{_shown(self.uri)}, not of version {self.version}: choose another name, "
                     f"or open the tagged version with version={name!r}"
                 ) from None
 
@@ -255,7 +282,9 @@ def _fixed_width(kind: pa.DataType) -> float:
 
 
 def _open(uri: str, version: int | str | None, options: Mapping[str, str]) -> lance.LanceDataset:
-    shown = redact(uri)
+    check_process()
+    shown = _shown(uri)
+    secrets = _secrets(uri, options)
     session = lance.Session(  # type: ignore[attr-defined]
         index_cache_size_bytes=_INDEX_CACHE_BYTES, metadata_cache_size_bytes=_METADATA_CACHE_BYTES
     )
@@ -268,14 +297,21 @@ def _open(uri: str, version: int | str | None, options: Mapping[str, str]) -> la
             raise VersionError(
                 f"version {version!r} of {shown} is gone or was never there; pin= keeps the "
                 "version of a run from being cleaned up"
-            ) from _cause(error)
-        raise TableError(f"cannot open {shown} as a Lance table: {_brief(error)}") from _cause(
-            error
-        )
+            ) from _cause(error, secrets)
+        raise TableError(
+            f"cannot open {shown} as a Lance table: {_brief(error, secrets)}"
+        ) from _cause(error, secrets)
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        raise TableError(f"cannot open {shown} as a Lance table: {_brief(error)}") from None
+        raise TableError(
+            f"cannot open {shown} as a Lance table: {_brief(error, secrets)}"
+        ) from None
+
+
+def _secrets(uri: str, options: Mapping[str, str]) -> list[str]:
+    shown = [uri] if _shown(uri) != uri else []
+    return [*shown, *(str(value) for value in options.values())]
 
 
 def _opens(uri: str, options: Mapping[str, str]) -> bool:

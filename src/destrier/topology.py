@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
+from destrier.check import integer
 from destrier.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -63,10 +64,11 @@ def resolve_topology(
     Raises:
         ArgumentError: If the numbers do not fit together.
     """
-    if replicas is not None and not isinstance(replicas, int):
-        if replicas.ndim != 1:
+    if hasattr(replicas, "get_local_rank"):
+        mesh = cast("DeviceMesh", replicas)
+        if mesh.ndim != 1:
             raise ArgumentError(
-                f"replicas is a DeviceMesh of {replicas.ndim} dimensions; pass the dimension "
+                f"replicas is a DeviceMesh of {mesh.ndim} dimensions; pass the dimension "
                 "along which the data differ, for example mesh['dp']"
             )
         if rank is not None or world_size is not None:
@@ -74,11 +76,12 @@ def resolve_topology(
                 f"rank is {rank} and world_size is {world_size}, but replicas is a DeviceMesh, "
                 "which says itself which share this process reads: leave rank and world_size out"
             )
-        return Topology(replicas.get_local_rank(), replicas.size(), distributed=True)
+        return Topology(mesh.get_local_rank(), mesh.size(), distributed=True)
     rank, world_size, distributed = _find(rank, world_size)
     if replicas is None:
         return Topology(rank, world_size, distributed)
-    if replicas < 1 or world_size % replicas:
+    replicas = integer("replicas", replicas, 1)
+    if world_size % replicas:
         raise ArgumentError(
             f"replicas is {replicas}, which does not divide world_size {world_size}"
         )
@@ -95,12 +98,12 @@ def _find(rank: int | None, world_size: int | None) -> tuple[int, int, bool]:
             rank, world_size = _environment()
     if world_size is None:
         raise ArgumentError(f"rank is {rank}, but world_size is not given")
-    if world_size < 1:
-        raise ArgumentError(f"world_size must be at least 1, got {world_size}")
+    world_size = integer("world_size", world_size, 1)
     if rank is None:
         if world_size != 1:
             raise ArgumentError(f"world_size is {world_size}, but rank is not given")
         rank = 0
+    rank = integer("rank", rank, -world_size)
     if not 0 <= rank < world_size:
         raise ArgumentError(
             f"rank {rank} is out of range for world_size {world_size}: ranks are 0 to "

@@ -6,22 +6,25 @@ memory that has no name, so that nothing can be left behind.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import io
 import mmap
 import multiprocessing
 import os
 import pickle
 import queue
+import socket
 import tempfile
 import time
 import traceback
+import weakref
 from collections.abc import Callable
 from itertools import accumulate
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any
 
-import numpy as np
 import torch
 
 from destrier.errors import ArgumentError, WorkerError
@@ -56,12 +59,14 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         """Reduce CPU tensors to numpy arrays."""
-        if type(value) is torch.Tensor and value.device.type == "cpu" and not value.requires_grad:
+        if type(value) is not torch.Tensor or value.device.type != "cpu" or value.requires_grad:
+            return NotImplemented
+        try:
             if value.dtype is torch.bfloat16:
                 return _from_bfloat16, (value.contiguous().view(torch.int16).numpy(),)
-            if not value.is_sparse:
-                return torch.from_numpy, (np.ascontiguousarray(value.numpy()),)
-        return NotImplemented
+            return torch.from_numpy, (value.contiguous().resolve_conj().resolve_neg().numpy(),)
+        except (TypeError, RuntimeError):  # no dense tensor, or of a type that numpy has not
+            return NotImplemented
 
 
 def _from_bfloat16(values: Any) -> torch.Tensor:
@@ -93,7 +98,7 @@ def _receive(connection: Connection) -> Any:
     pickled, sizes = pickle.loads(connection.recv_bytes())  # noqa: S301 - from our own process
     places, total = _layout(sizes)
     if not total:
-        return pickle.loads(pickled, buffers=[b""] * len(sizes))  # noqa: S301
+        return pickle.loads(pickled, buffers=[bytearray() for _ in sizes])  # noqa: S301
     file = reduction.recv_handle(connection)
     try:
         memory = memoryview(mmap.mmap(file, total))  # lives as long as an array that lies in it
@@ -176,6 +181,18 @@ class _Process:
         finally:
             theirs.close()
 
+    def hang_up(self) -> None:
+        """End the conversation, also under a thread that waits for an answer.
+
+        Closing the descriptor would not wake that thread, which would then read from whatever file
+        gets its number next.
+        """
+        with (
+            contextlib.suppress(OSError),
+            socket.fromfd(self.connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as end,
+        ):
+            end.shutdown(socket.SHUT_RDWR)
+
     def died(self) -> WorkerError:
         self.process.join(_STOP_SECONDS)
         code = self.process.exitcode
@@ -208,6 +225,16 @@ class _Process:
         return answer
 
 
+_running: weakref.WeakSet[TransformWorkers] = weakref.WeakSet()
+
+
+@atexit.register
+def _kill_all() -> None:
+    """At the interpreter's exit no transform is waited for."""
+    for workers in list(_running):
+        workers.kill()
+
+
 class TransformWorkers:
     """A set of processes that run one transform.
 
@@ -224,6 +251,7 @@ class TransformWorkers:
         self._processes: list[_Process] = []
         self._idle: queue.Queue[_Process] = queue.Queue()
         self._closing = False
+        _running.add(self)
         try:
             self._processes.extend(_Process(context, transform) for _ in range(count))
             for process in self._processes:
@@ -243,10 +271,12 @@ class TransformWorkers:
         process = self._idle.get()
         try:
             good, value = process.call(arguments)
-        except (EOFError, OSError) as error:
+        except Exception as error:
             if self._closing:
                 raise WorkerError("the workers were stopped") from None
-            raise process.died() from error
+            if isinstance(error, EOFError | OSError):
+                raise process.died() from error
+            raise
         finally:
             self._idle.put(process)
         if good:
@@ -259,15 +289,22 @@ class TransformWorkers:
         """Whether all processes run."""
         return all(process.process.is_alive() for process in self._processes)
 
+    def kill(self) -> None:
+        """End the processes at once."""
+        self._closing = True
+        for process in self._processes:
+            process.process.kill()
+
     def close(self) -> None:
         """Stop the processes, and kill those that do not end within some seconds."""
         self._closing = True
         for process in self._processes:
-            process.connection.close()
+            process.hang_up()
         until = time.monotonic() + _STOP_SECONDS
         for process in self._processes:
             process.process.join(max(0.0, until - time.monotonic()))
             if process.process.is_alive():
                 process.process.kill()
                 process.process.join()
+            process.connection.close()
         self._processes.clear()
