@@ -241,7 +241,7 @@ def test_lengths_around_the_alignment(pool: TransformWorkers) -> None:
         ("local", RuntimeError, "Local: a local class"),
         ("two", RuntimeError, "Two: this and that"),
         ("lock", RuntimeError, "ValueError: .*holds a lock"),
-        ("mute", Exception, ""),
+        ("mute", RuntimeError, "Mute"),
         ("stop", StopIteration, ""),
     ],
 )
@@ -305,16 +305,15 @@ def test_batches_that_are_kept_need_no_descriptors(pool: TransformWorkers) -> No
 
 
 def test_closed_workers_leave_nothing(table: str) -> None:
-    def rounds(times: int) -> None:
+    def run() -> None:
         dataset = StreamingDataset(table, columns=["id"])
         loader = StreamingDataLoader(dataset, batch_size=100, transform=tardy, num_workers=1)
-        for _ in range(times):
-            next(iter(loader))
-            loader.close()
+        next(iter(loader))
+        loader.close()
 
-    rounds(1)
+    run()
     before = descriptors()
-    rounds(2)
+    run()
     assert descriptors() <= before
 
 

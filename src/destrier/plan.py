@@ -221,7 +221,11 @@ class Cycles:
             what = f"world_size ({self.topology.size})"
             if self.worker.count > 1:
                 what += f" times num_workers ({self.worker.count})"
-            raise ArgumentError(f"num_splits ({self.num_splits}) must be divisible by {what}")
+            works = -(-self.num_splits // shares) * shares
+            raise ArgumentError(
+                f"num_splits ({self.num_splits}) must be divisible by {what}; pass for example "
+                f"num_splits={works}"
+            )
         if self.num_splits > self.n:
             raise EmptyError(
                 f"{self.n} rows are too few for num_splits {self.num_splits}: there must be at "

@@ -20,6 +20,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import accumulate
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
@@ -62,36 +63,68 @@ class _Pickler(pickle.Pickler):
         if type(value) is not torch.Tensor or value.device.type != "cpu" or value.requires_grad:
             return NotImplemented
         try:
-            if value.dtype is torch.bfloat16:
-                return _from_bfloat16, (value.contiguous().view(torch.int16).numpy(),)
+            if value.dtype in _FOREIGN:
+                plain = value.contiguous().view(_FOREIGN[value.dtype]).numpy()
+                return _from_foreign, (plain, value.dtype)
             return torch.from_numpy, (value.contiguous().resolve_conj().resolve_neg().numpy(),)
-        except (TypeError, RuntimeError):  # no dense tensor, or of a type that numpy has not
+        except (TypeError, RuntimeError):  # no dense tensor
             return NotImplemented
 
 
-def _from_bfloat16(values: Any) -> torch.Tensor:
-    return torch.from_numpy(values).view(torch.bfloat16)
+def _foreign_types() -> dict[torch.dtype, torch.dtype]:
+    """The types of floats that numpy lacks, and integers as wide."""
+    found = {torch.bfloat16: torch.int16}
+    for name in vars(torch):
+        if name.startswith("float8_"):
+            found[getattr(torch, name)] = torch.uint8
+    return found
 
 
-def _send(connection: Connection, peer: int, value: Any) -> None:
-    """Send a value; its arrays go through memory that both map and that has no name."""
+_FOREIGN = _foreign_types()
+
+
+def _from_foreign(values: Any, kind: torch.dtype) -> torch.Tensor:
+    return torch.from_numpy(values).view(kind)
+
+
+@dataclass
+class _Message:
+    """A value ready to be sent; its arrays lie in memory that both map and that has no name."""
+
+    head: bytes
+    file: int | None
+
+
+def _pack(value: Any) -> _Message:
+    """Do all that can fail for other reasons than the other process, before anything is sent."""
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
     _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
     raw = [buffer.raw() for buffer in buffers]
     places, total = _layout([len(part) for part in raw])
-    connection.send_bytes(pickle.dumps((stream.getvalue(), [len(part) for part in raw])))
+    head = pickle.dumps((stream.getvalue(), [len(part) for part in raw]))
     if not total:
-        return
+        return _Message(head, None)
     file = _nameless_file()
     try:
         os.truncate(file, total)
         with mmap.mmap(file, total) as memory:
             for part, place in zip(raw, places, strict=True):
                 memory[place : place + len(part)] = part
-        reduction.send_handle(connection, file, peer)
-    finally:
+    except BaseException:
         os.close(file)
+        raise
+    return _Message(head, file)
+
+
+def _send(connection: Connection, peer: int, message: _Message) -> None:
+    try:
+        connection.send_bytes(message.head)
+        if message.file is not None:
+            reduction.send_handle(connection, message.file, peer)
+    finally:
+        if message.file is not None:
+            os.close(message.file)
 
 
 def _receive(connection: Connection) -> Any:
@@ -101,11 +134,20 @@ def _receive(connection: Connection) -> Any:
         return pickle.loads(pickled, buffers=[bytearray() for _ in sizes])  # noqa: S301
     file = reduction.recv_handle(connection)
     try:
-        memory = memoryview(mmap.mmap(file, total))  # lives as long as an array that lies in it
+        memory = _mapped(file, total)  # lives as long as an array that lies in it
     finally:
         os.close(file)
     buffers = [memory[place : place + size] for place, size in zip(places, sizes, strict=True)]
     return pickle.loads(pickled, buffers=buffers)  # noqa: S301 - from our own process
+
+
+def _mapped(file: int, total: int) -> memoryview:
+    """Map a file; where possible without a descriptor of its own, for batches may be kept."""
+    path = f"/proc/self/fd/{file}"
+    if not os.path.exists(path):
+        return memoryview(mmap.mmap(file, total))
+    tensor = torch.from_file(path, shared=True, size=total, dtype=torch.uint8)
+    return tensor.numpy().data
 
 
 def _layout(sizes: list[int]) -> tuple[list[int], int]:
@@ -132,9 +174,13 @@ def _portable(error: Exception) -> tuple[Exception, str]:
     """The exception if it survives pickling, else what it said, and its traceback."""
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     try:
+        text = str(error)
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}, which has no text"), trace
+    try:
         pickle.loads(pickle.dumps(error))  # noqa: S301 - what was just pickled
     except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}"), trace
+        return RuntimeError(f"{type(error).__name__}: {text}"), trace
     return error, trace
 
 
@@ -143,22 +189,29 @@ def _work(connection: Connection, parent: int, transform: Callable[..., Any]) ->
     torch.set_num_threads(1)
     connection.send_bytes(b"ready")
     while True:
+        answer: tuple[bool, Any]
         try:
             arguments = _receive(connection)
         except (EOFError, OSError):
             return
-        answer: tuple[bool, Any]
-        try:
-            answer = (True, transform(*arguments))
         except Exception as error:
             answer = (False, _portable(error))
+        else:
+            try:
+                answer = (True, transform(*arguments))
+            except Exception as error:
+                answer = (False, _portable(error))
+            del arguments
         try:
-            _send(connection, parent, answer)
-        except OSError:
-            return
+            message = _pack(answer)
         except Exception as error:
             refused = TypeError(f"the result cannot be pickled: {type(error).__name__}: {error}")
-            _send(connection, parent, (False, _portable(refused)))
+            message = _pack((False, _portable(refused)))
+        del answer
+        try:
+            _send(connection, parent, message)
+        except OSError:
+            return
 
 
 class _Process:
@@ -217,10 +270,10 @@ class _Process:
                 "`if __name__ == '__main__':` guard, add one, because workers import it again"
             ) from error
 
-    def call(self, arguments: tuple[Any, ...]) -> tuple[bool, Any]:
+    def call(self, message: _Message) -> tuple[bool, Any]:
         pid = self.process.pid
         assert pid is not None
-        _send(self.connection, pid, arguments)
+        _send(self.connection, pid, message)
         answer: tuple[bool, Any] = _receive(self.connection)
         return answer
 
@@ -268,9 +321,10 @@ class TransformWorkers:
             WorkerError: If the process died.
             Exception: Whatever the transform raised.
         """
+        message = _pack(arguments)
         process = self._idle.get()
         try:
-            good, value = process.call(arguments)
+            good, value = process.call(message)
         except Exception as error:
             if self._closing:
                 raise WorkerError("the workers were stopped") from None
