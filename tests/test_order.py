@@ -14,16 +14,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from destrier.errors import ArgumentError, EmptyError
-from destrier.order import (
-    ORDER_VERSION,
-    Order,
-    epoch_key,
-    hash_words,
-    mix,
-    permute,
-    subkey,
-    unpermute,
-)
+from destrier.keyed import epoch_key, hash_words, mix, permute, subkey, unpermute
+from destrier.order import ORDER_VERSION, Order
 
 # ---- the second implementation: one sample at a time, in the words of docs/order.md ----------
 

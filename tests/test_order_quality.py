@@ -12,7 +12,8 @@ import math
 import numpy as np
 import pytest
 
-from destrier.order import Order, epoch_key, permute, subkey
+from destrier.keyed import epoch_key, permute, subkey
+from destrier.order import Order
 from destrier.sizing import default_clump, default_num_splits
 
 G = 256

@@ -32,8 +32,9 @@ from destrier.errors import (
     VersionError,
 )
 from destrier.foreign import as_permutation
+from destrier.keyed import mix
 from destrier.membership import RandomMembership, hash_rows
-from destrier.order import Order, mix
+from destrier.order import Order
 from destrier.permutation import METADATA_KEY, Permutation
 from destrier.selection import OffsetRows, RangeRows, select_rows
 from destrier.table import open_table

@@ -21,7 +21,7 @@ from destrier.errors import (
     TransformError,
     WorkerError,
 )
-from destrier.order import ROW_SEED_KEY, Ints, epoch_key, hash_words, subkey
+from destrier.keyed import ROW_SEED_KEY, Ints, epoch_key, hash_words, subkey
 from destrier.plan import Remainder
 from destrier.pool import Gathered
 from destrier.table import Table

@@ -21,6 +21,7 @@ from destrier.errors import (
     ReadError,
     StateError,
 )
+from destrier.keyed import epoch_key
 from destrier.membership import (
     MAX_PARTS,
     CalculatedCodes,
@@ -33,7 +34,7 @@ from destrier.membership import (
     hash_rows,
     hashable,
 )
-from destrier.order import Order, epoch_key
+from destrier.order import Order
 from destrier.permutation import OrderedRows, Part, Permutation, describe, scan
 from destrier.selection import RowList, select_rows
 from destrier.table import Table, open_table

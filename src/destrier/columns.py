@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from destrier.order import Ints
+from destrier.keyed import Ints
 
 __all__ = ["Column", "Columns", "dense_bytes", "dense_type", "empty_array", "from_arrow", "take"]
 

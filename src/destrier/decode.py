@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from destrier.columns import Column, Columns
 from destrier.errors import ArgumentError, ColumnError, DecodeError
-from destrier.order import Ints
+from destrier.keyed import Ints
 
 __all__ = ["FORMATS", "Decode", "Format", "decode_columns", "decode_image", "to_format"]
 

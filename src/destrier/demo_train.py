@@ -29,8 +29,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from destrier.dataset import StreamingDataset
+from destrier.keyed import Ints
 from destrier.loader import StreamingDataLoader
-from destrier.order import Ints
 
 __all__ = ["main"]
 

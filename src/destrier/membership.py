@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from destrier.errors import ArgumentError
-from destrier.order import MEMBERSHIP_KEY, Ints, Words, epoch_key, hash_words, mix, permute, subkey
+from destrier.keyed import MEMBERSHIP_KEY, Ints, Words, epoch_key, hash_words, mix, permute, subkey
 from destrier.selection import BitmapRows
 
 if TYPE_CHECKING:

@@ -4,189 +4,42 @@ A pure function of (number of rows, seed, epoch, num_splits, clump_size, window,
 random access in both directions. It needs no state, no I/O, and memory for one window at most.
 ``docs/order.md`` defines it in formulas with test vectors; the names here are those of that page:
 N rows, S splits, c rows a clump, w clumps a window, W = w·c.
-
-The integer mixer is the finaliser of SplitMix64 (Steele, Lea, Flood: "Fast splittable
-pseudorandom number generators", OOPSLA 2014). The keyed permutation is a Feistel network on an
-a × b grid with cycle walking (Black, Rogaway: "Ciphers with arbitrary finite domains", CT-RSA
-2002).
 """
 
 from __future__ import annotations
 
-import math
 import operator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from destrier.check import integer
 from destrier.errors import ArgumentError, EmptyError
+from destrier.keyed import (
+    MASK,
+    Ints,
+    Words,
+    cut,
+    epoch_key,
+    hash_words,
+    permute,
+    permute_each,
+    subkey,
+    unpermute,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = [
-    "MEMBERSHIP_KEY",
-    "ORDER_VERSION",
-    "ROW_SEED_KEY",
-    "Order",
-    "epoch_key",
-    "hash_words",
-    "permute",
-    "subkey",
-    "unpermute",
-]
+__all__ = ["ORDER_VERSION", "Order"]
 
 ORDER_VERSION = "destrier-1"
 
-# Keys 0 to 3 of an epoch are the order's own; these are for whatever else is drawn from the pair
-# of seed and epoch, and no two uses share one.
-MEMBERSHIP_KEY = 4
-ROW_SEED_KEY = 5
-
-Ints: TypeAlias = NDArray[np.int64]
-Words: TypeAlias = NDArray[np.uint64]
-
-_MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
-_M1 = 0xBF58476D1CE4E5B9
-_M2 = 0x94D049BB133111EB
-_ROUNDS = 8
-_SMALLEST_DOMAIN = 64  # below it the grid is biased: see docs/order.md
 _STRATA_GUARD = 64  # clumps a stratum must have before strata are used
-_BLOCK = 1 << 14  # words worked on at once: they stay in the processor's cache
 _WINDOW_BLOCK = 1 << 16
 _LARGEST_WINDOW = 1 << 31  # rows; above it the stagger would not fit 64 bits
-
-
-def mix(x: int) -> int:
-    """Mix a word: a bijection of the unsigned 64-bit integers."""
-    x = (x + _GOLDEN) & _MASK
-    x = ((x ^ (x >> 30)) * _M1) & _MASK
-    x = ((x ^ (x >> 27)) * _M2) & _MASK
-    return x ^ (x >> 31)
-
-
-def hash_words(x: Words) -> Words:
-    """Mix an array of words, as `mix` does one."""
-    x = x + np.uint64(_GOLDEN)
-    x ^= x >> np.uint64(30)
-    x *= np.uint64(_M1)
-    x ^= x >> np.uint64(27)
-    x *= np.uint64(_M2)
-    x ^= x >> np.uint64(31)
-    return x
-
-
-def epoch_key(seed: int, epoch: int) -> int:
-    """Return the key of an epoch; no two pairs of seed and epoch share one."""
-    seed = integer("seed", seed, 0, 1 << 32)
-    epoch = integer("epoch", epoch, 0, 1 << 32)
-    return mix((seed << 32) + epoch)
-
-
-def subkey(key: int, i: int) -> int:
-    """Derive the i-th key of a key."""
-    return mix(key ^ mix(i))
-
-
-def _cut(n: int, k: int, x: Ints) -> tuple[Ints, Ints, Ints]:
-    """For each of the positions ``x`` of [0, n) cut into k pieces: piece, its start, its size."""
-    q, r = divmod(n, k)
-    head = r * (q + 1)
-    piece = np.where(x < head, x // (q + 1), r + (x - head) // max(q, 1))
-    return piece, piece * q + np.minimum(piece, r), q + (piece < r).astype(np.int64)
-
-
-def _round_keys(key: int | Words) -> list[np.uint64] | list[Words]:
-    steps = [((i + 1) * _GOLDEN) & _MASK for i in range(_ROUNDS)]
-    if isinstance(key, int):
-        return [np.uint64(mix((key + step) & _MASK)) for step in steps]
-    return [hash_words(key + np.uint64(step)) for step in steps]
-
-
-def _grid(n: int) -> tuple[int, int]:
-    m = max(n, _SMALLEST_DOMAIN)
-    a = math.isqrt(m - 1) + 1
-    return a, -(-m // a)
-
-
-def _walk(x: Words, n: int, keys: Any, backward: bool) -> Words:
-    """Run the rounds over ``x`` in place until every value is below n."""
-    a, b = (np.uint64(side) for side in _grid(n))
-    half = np.uint64(32)
-    rounds = range(_ROUNDS - 1, -1, -1) if backward else range(_ROUNDS)
-    todo: Any = slice(None)
-    values = x
-    while True:
-        left, right = np.divmod(values, b)
-        for i in rounds:
-            key = keys[i] if isinstance(keys[i], np.uint64) else keys[i][todo]
-            source, target, size = (right, left, a) if i % 2 == 0 else (left, right, b)
-            shift = hash_words(source + key)
-            shift >>= half
-            shift *= size
-            shift >>= half
-            if backward:
-                np.subtract(size, shift, out=shift)
-            target += shift
-            # target < 2·size: subtract size where that does not wrap below zero
-            np.minimum(target, target - size, out=target)
-        left *= b
-        left += right
-        x[todo] = left
-        outside = np.flatnonzero(x >= np.uint64(n))
-        if not outside.size:
-            return x
-        todo = outside
-        values = x[todo]
-
-
-def _apply(x: NDArray[Any], n: int, key: int | Words, backward: bool) -> Ints:
-    out = np.array(x, dtype=np.uint64)
-    if n == 1 or not out.size:
-        return np.zeros(out.shape, np.int64)
-    shared = _round_keys(key) if isinstance(key, int) else None
-    for start in range(0, len(out), _BLOCK):
-        piece = slice(start, start + _BLOCK)
-        keys = shared if shared is not None else _round_keys(key[piece])  # type: ignore[index]
-        _walk(out[piece], n, keys, backward)
-    return out.view(np.int64)
-
-
-def permute(x: NDArray[Any], n: int, key: int | Words) -> Ints:
-    """Apply the keyed permutation of [0, n) to each value of ``x``.
-
-    Args:
-        x: Integers in [0, n), any shape of one dimension.
-        n: Size of the domain, up to 2**62.
-        key: One key, or one for each value.
-
-    Returns:
-        The images, int64.
-
-    Example:
-        >>> permute(np.arange(10), 10, 5).tolist()
-        [6, 0, 3, 8, 1, 5, 4, 9, 2, 7]
-    """
-    return _apply(x, n, key, backward=False)
-
-
-def unpermute(x: NDArray[Any], n: int, key: int | Words) -> Ints:
-    """Apply the inverse of `permute`."""
-    return _apply(x, n, key, backward=True)
-
-
-def _grouped(x: Ints, sizes: Ints, keys: Words, backward: bool) -> Ints:
-    """Permute each value in a domain of its own size; there are at most two sizes."""
-    out = np.empty(len(x), np.int64)
-    for n in np.unique(sizes).tolist():
-        chosen = sizes == n
-        out[chosen] = _apply(x[chosen], n, keys[chosen], backward)
-    return out
 
 
 @dataclass(frozen=True)
@@ -397,7 +250,7 @@ class Order:
         places = np.arange(int((hi - lo).max()))
         h = self._hashes(lo[:, None] + places)
         inside = places < (hi - lo)[:, None]
-        h[~inside] = _MASK
+        h[~inside] = MASK
         # Sorting words that carry their place in the low bits is faster than sorting places by
         # words. Where the high bits of two agree, the whole hash must decide.
         bits = len(places).bit_length()
@@ -426,7 +279,7 @@ class Order:
         margin = 8 * np.sqrt(sizes) + 8
         bottom = (np.maximum(least - margin, 0) * (2.0**64 / sizes)).astype(np.uint64)
         top = np.minimum((most + margin) * (2.0**64 / sizes), 2.0**64 - 4096).astype(np.uint64)
-        top[most + margin >= sizes] = _MASK
+        top[most + margin >= sizes] = MASK
         places = np.arange(int(sizes.max()))
         h = self._hashes(lo[:, None] + places)
         inside = places < sizes[:, None]
@@ -469,7 +322,7 @@ class Order:
         j = np.arange(strata)
         h = hash_words((m[:, None] * strata + j).view(np.uint64) ^ np.uint64(self._keys[1]))
         last, present = divmod(self._full_clumps, strata)
-        h[m == last, present:] = _MASK
+        h[m == last, present:] = MASK
         return np.argsort(h, axis=1, kind="stable")
 
     def _stratum_keys(self, j: Ints) -> Words:
@@ -485,7 +338,7 @@ class Order:
         rows, inverse = np.unique(m, return_inverse=True)
         j = self._stratum_rows(rows)[inverse, i]
         q, r = divmod(full, strata)
-        inner = _grouped(m, q + (j < r).astype(np.int64), self._stratum_keys(j), backward=False)
+        inner = permute_each(m, q + (j < r).astype(np.int64), self._stratum_keys(j), backward=False)
         return j * q + np.minimum(j, r) + inner
 
     # ---- row → sample -----------------------------------------------------------------------
@@ -500,7 +353,7 @@ class Order:
             Sample indices in [0, n), int64, of the same length.
         """
         y = self._row_lines(np.asarray(rows, np.int64))
-        split, start, size = _cut(self.n, self.num_splits, y)
+        split, start, size = cut(self.n, self.num_splits, y)
         if not self.windowed:
             return (y - start) * self.num_splits + split
         lo, hi = self._window_bounds(y, start, size)
@@ -525,8 +378,8 @@ class Order:
         full, strata = self._full_clumps, self._strata
         if strata == 1:
             return unpermute(clump, full, subkey(self._keys[0], 0))
-        j, start, size = _cut(full, strata, clump)
-        m = _grouped(clump - start, size, self._stratum_keys(j), backward=True)
+        j, start, size = cut(full, strata, clump)
+        m = permute_each(clump - start, size, self._stratum_keys(j), backward=True)
         rows, inverse = np.unique(m, return_inverse=True)
         i = np.argsort(self._stratum_rows(rows), axis=1, kind="stable")[inverse, j]
         return m * strata + i

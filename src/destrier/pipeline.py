@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from destrier.batch import Finished, RawBatch, batch_bytes
 from destrier.errors import RowError
-from destrier.order import Ints
+from destrier.keyed import Ints
 from destrier.pool import ArrowPool, ColumnPool, HeldArrow, HeldColumns, Pool
 from destrier.read import Reader, Rows
 from destrier.schedule import Block, Schedule

@@ -11,7 +11,7 @@ import numpy as np
 
 from destrier.check import integer
 from destrier.errors import ArgumentError, EmptyError
-from destrier.order import Ints
+from destrier.keyed import Ints
 from destrier.topology import ALONE, ONLY_WORKER, Topology, Worker
 
 __all__ = [

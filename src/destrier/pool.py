@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from destrier.columns import Column, Columns, empty_array, from_arrow, take
-from destrier.order import Ints
+from destrier.keyed import Ints
 from destrier.read import Rows
 
 __all__ = ["ArrowPool", "ColumnPool", "Gathered", "HeldArrow", "HeldColumns", "Pool"]

@@ -14,7 +14,7 @@ import pyarrow as pa
 from destrier.columns import empty_array
 from destrier.counters import Counts
 from destrier.errors import ReadError, RowError
-from destrier.order import Ints
+from destrier.keyed import Ints
 from destrier.table import Table, lance_call
 
 __all__ = ["Reader", "Rows"]

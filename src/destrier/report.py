@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from destrier.errors import ArgumentError, DestrierWarning
-from destrier.order import Ints
+from destrier.keyed import Ints
 from destrier.plan import Steps, check_batch
 from destrier.read import Reader
 from destrier.runner import (

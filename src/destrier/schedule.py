@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from destrier.order import Ints, Order
+from destrier.keyed import Ints
+from destrier.order import Order
 from destrier.plan import Shares
 from destrier.selection import RowList
 

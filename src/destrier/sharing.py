@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from destrier.errors import ArgumentError
-from destrier.order import mix
+from destrier.keyed import mix
 
 __all__ = ["COUNTERS", "Shared"]
 
