@@ -1,4 +1,4 @@
-"""One epoch of a dataset, as an iterator."""
+"""One epoch of a dataset or a loader, as an iterator."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from destrier.topology import current_worker
 
 if TYPE_CHECKING:
     from destrier.dataset import StreamingDataset
+    from destrier.loader import StreamingDataLoader
 
-__all__ = ["DatasetIterator"]
+__all__ = ["DatasetIterator", "LoaderIterator"]
 
 
 class DatasetIterator:
@@ -135,3 +136,82 @@ class DatasetIterator:
 
     def __del__(self) -> None:
         self.close()
+
+
+class LoaderIterator:
+    """One epoch of a loader."""
+
+    def __init__(self, loader: StreamingDataLoader) -> None:
+        older = loader._live
+        if older is not None:
+            older.end("a newer iterator of the loader was started")
+        self._loader: StreamingDataLoader | None = loader
+        self._why = ""
+        self.consumed = 0
+        dataset = loader.dataset
+        dataset._check_free()
+        before = dataset._position
+        dataset._position = before.begin()
+        try:
+            self._runner, self._shares = loader._start()
+        except BaseException:
+            dataset._position = before
+            raise
+        self.total = self._shares.rows_left
+        self.share_rows = self._shares.largest
+        dataset._live = weakref.ref(self)
+
+    def __iter__(self) -> LoaderIterator:
+        return self
+
+    @property
+    def in_hand(self) -> int:
+        """Rows of the current share that were not yielded yet: shares are yielded whole."""
+        return 0
+
+    @property
+    def pipeline(self) -> Pipeline | None:
+        """The pipeline it reads from."""
+        return self._runner.pipeline
+
+    def is_of(self, loader: StreamingDataLoader) -> bool:
+        """Whether it iterates this loader."""
+        return self._loader is loader
+
+    def __next__(self) -> Any:
+        check_process()
+        loader = self._loader
+        if loader is None:
+            if self._why:
+                raise IterationError(f"this iterator is closed: {self._why}")
+            raise StopIteration
+        dataset = loader.dataset
+        try:
+            delivery = self._runner.get()
+        except BaseException as error:
+            self.end("")
+            loader._stop()
+            if isinstance(error, Exception):
+                dataset._position = dataset._position.failed()
+            raise
+        if delivery.index < 0:
+            self.end("")
+            dataset._position = dataset._position.ended()
+            raise StopIteration
+        counter = self._shares.counter(delivery.index + 1)
+        dataset._position = replace(dataset._position, counter=counter)
+        self.consumed += self._shares.size(delivery.index)
+        dataset._last_consumed = self.consumed  # it may be dropped without a word
+        return loader._deliver(delivery.value)
+
+    def restart(self) -> None:
+        """Go on at the loader's position."""
+        assert self._loader is not None
+        self._runner, self._shares = self._loader._start()
+
+    def end(self, why: str) -> None:
+        """Close the iterator; with a reason, using it further is an error."""
+        if self._loader is not None:
+            self._loader.dataset._leave(self)
+        self._loader = None
+        self._why = why

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import logging
-import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +15,15 @@ from destrier.batch import (
     Finished,
     Finisher,
     OnError,
-    RawBatch,
     check_extra_columns,
     check_on_error,
 )
 from destrier.check import integer
 from destrier.dataset import StreamingDataset
 from destrier.decode import FORMATS, Decode, Format, decode_columns
-from destrier.errors import ArgumentError, IterationError, RowError
-from destrier.pipeline import Pipeline
+from destrier.device import moved, pinned
+from destrier.errors import ArgumentError, RowError
+from destrier.iteration import LoaderIterator
 from destrier.plan import Remainder, Shares, Steps, check_batch, check_sizes
 from destrier.process import check_process
 from destrier.read import Reader
@@ -224,20 +222,20 @@ class StreamingDataLoader:
 
     # ---- iteration ------------------------------------------------------------------------------
 
-    def __iter__(self) -> _LoaderIterator:
+    def __iter__(self) -> LoaderIterator:
         """Start an epoch: the loaded position once, else the next epoch.
 
         Raises:
             IterationError: In a forked process.
         """
         check_process()
-        return _LoaderIterator(self)
+        return LoaderIterator(self)
 
     @property
-    def _live(self) -> _LoaderIterator | None:
+    def _live(self) -> LoaderIterator | None:
         """The iterator in use. One that was dropped, as by ``break``, is none."""
         live = None if self.dataset._live is None else self.dataset._live()
-        return live if isinstance(live, _LoaderIterator) and live.is_of(self) else None
+        return live if isinstance(live, LoaderIterator) and live.is_of(self) else None
 
     def _start(self) -> tuple[Runner, Shares]:
         stream = self.dataset._settle(self._global())
@@ -280,7 +278,7 @@ class StreamingDataLoader:
         return Work(
             stream=stream,
             reader=reader,
-            finish=_pinned(finisher) if self._pin_memory else finisher,
+            finish=pinned(finisher) if self._pin_memory else finisher,
             shares=shares,
             columnar=columnar,
             threads=threads,
@@ -298,7 +296,7 @@ class StreamingDataLoader:
             logger.warning("%d rows of a batch failed, first: %s", len(failed), failed[0])
         if self._device is None:
             return finished.batch
-        return _moved(finished.batch, self._device)
+        return moved(finished.batch, self._device)
 
     @property
     def failures(self) -> list[RowError]:
@@ -397,114 +395,3 @@ def _check_format(format: str, given: str | None, decode: Decode | None) -> None
 def _collated(out: Any) -> Any:
     """Collate the rows that a dataset's transform returned, as torch's DataLoader does."""
     return default_collate(out) if isinstance(out, list) else out
-
-
-class _LoaderIterator:
-    """One epoch of a loader."""
-
-    def __init__(self, loader: StreamingDataLoader) -> None:
-        older = loader._live
-        if older is not None:
-            older.end("a newer iterator of the loader was started")
-        self._loader: StreamingDataLoader | None = loader
-        self._why = ""
-        self.consumed = 0
-        dataset = loader.dataset
-        dataset._check_free()
-        before = dataset._position
-        dataset._position = before.begin()
-        try:
-            self._runner, self._shares = loader._start()
-        except BaseException:
-            dataset._position = before
-            raise
-        self.total = self._shares.rows_left
-        self.share_rows = self._shares.largest
-        dataset._live = weakref.ref(self)
-
-    def __iter__(self) -> _LoaderIterator:
-        return self
-
-    @property
-    def in_hand(self) -> int:
-        """Rows of the current share that were not yielded yet: shares are yielded whole."""
-        return 0
-
-    @property
-    def pipeline(self) -> Pipeline | None:
-        """The pipeline it reads from."""
-        return self._runner.pipeline
-
-    def is_of(self, loader: StreamingDataLoader) -> bool:
-        """Whether it iterates this loader."""
-        return self._loader is loader
-
-    def __next__(self) -> Any:
-        check_process()
-        loader = self._loader
-        if loader is None:
-            if self._why:
-                raise IterationError(f"this iterator is closed: {self._why}")
-            raise StopIteration
-        dataset = loader.dataset
-        try:
-            delivery = self._runner.get()
-        except BaseException as error:
-            self.end("")
-            loader._stop()
-            if isinstance(error, Exception):
-                dataset._position = dataset._position.failed()
-            raise
-        if delivery.index < 0:
-            self.end("")
-            dataset._position = dataset._position.ended()
-            raise StopIteration
-        counter = self._shares.counter(delivery.index + 1)
-        dataset._position = replace(dataset._position, counter=counter)
-        self.consumed += self._shares.size(delivery.index)
-        dataset._last_consumed = self.consumed  # it may be dropped without a word
-        return loader._deliver(delivery.value)
-
-    def restart(self) -> None:
-        """Go on at the loader's position."""
-        assert self._loader is not None
-        self._runner, self._shares = self._loader._start()
-
-    def end(self, why: str) -> None:
-        """Close the iterator; with a reason, using it further is an error."""
-        if self._loader is not None:
-            self._loader.dataset._leave(self)
-        self._loader = None
-        self._why = why
-
-
-def _pinned(finisher: Finisher) -> Callable[[RawBatch], Finished]:
-    def finish(raw: RawBatch) -> Finished:
-        finished = finisher(raw)
-        finished.batch = _mapped(finished.batch, lambda tensor: tensor.pin_memory())
-        return finished
-
-    return finish
-
-
-def _moved(batch: Any, device: torch.device) -> Any:
-    return _mapped(batch, lambda tensor: tensor.to(device, non_blocking=True))
-
-
-def _mapped(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
-    """Apply a function to every tensor of a batch, whose containers keep their types."""
-    if isinstance(value, torch.Tensor):
-        return function(value)
-    if isinstance(value, Mapping):
-        mapped = {key: _mapped(item, function) for key, item in value.items()}
-        if isinstance(value, MutableMapping):
-            clone = copy.copy(value)
-            clone.update(mapped)
-            return clone
-        return mapped
-    if isinstance(value, list):
-        return [_mapped(item, function) for item in value]
-    if isinstance(value, tuple):
-        items = [_mapped(item, function) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    return value
