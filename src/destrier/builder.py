@@ -22,6 +22,7 @@ from destrier.errors import (
     StateError,
 )
 from destrier.keyed import epoch_key
+from destrier.lists import OrderedRows, scan
 from destrier.membership import (
     MAX_PARTS,
     CalculatedCodes,
@@ -35,7 +36,7 @@ from destrier.membership import (
     hashable,
 )
 from destrier.order import Order
-from destrier.permutation import OrderedRows, Part, Permutation, describe, scan
+from destrier.permutation import Part, Permutation, describe
 from destrier.selection import RowList, select_rows
 from destrier.table import Table, open_table
 

@@ -17,7 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 from destrier.errors import ArgumentError, ColumnError, EmptyError, StateError
-from destrier.permutation import METADATA_KEY, Part, Permutation, SavedRows, describe, scan
+from destrier.lists import SavedRows, scan
+from destrier.permutation import METADATA_KEY, Part, Permutation, describe
 from destrier.selection import OffsetRows
 from destrier.table import Table, lance_call, open_table
 
