@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lancedb.permutation import permutation_builder
 
-from destrier import membership, permutation
+from destrier import lists, membership
 from destrier.builder import PermutationBuilder, _bounds
 from destrier.errors import (
     ArgumentError,
@@ -489,8 +489,8 @@ def test_parts_must_be_chosen(uri: str):
 @pytest.fixture(params=["kept in memory", "read where it lies"])
 def reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "read where it lies":
-        monkeypatch.setattr(permutation, "_CACHED_ROWS", 0)
-        monkeypatch.setattr(permutation, "_SCANNED_ROWS", 100)
+        monkeypatch.setattr(lists, "_CACHED_ROWS", 0)
+        monkeypatch.setattr(lists, "_SCANNED_ROWS", 100)
 
 
 @pytest.mark.parametrize("place", ["path", "database"])

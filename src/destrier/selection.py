@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["BitmapRows", "OffsetRows", "RangeRows", "RowList", "cache_folder", "select_rows"]
 
 _SCAN_ROWS = 1 << 16
+_SCAN_AHEAD = 4  # batches; Lance would read gigabytes ahead
+_SCAN_BYTES = 32 << 20
 _DIRECTORY_WORDS = 8  # words of bitmap per directory entry
 _SPARSE = 1 / 64  # below this density offsets are smaller than the bitmap
 _MAGIC = b"destrier-rows-1\n"
@@ -251,7 +253,12 @@ def _scan(table: Table, filter: str) -> BitmapRows | OffsetRows:
 
     def run() -> None:
         scanner = table.dataset.scanner(
-            columns=["_rowoffset"], filter=filter, batch_size=_SCAN_ROWS, scan_in_order=True
+            columns=["_rowoffset"],
+            filter=filter,
+            batch_size=_SCAN_ROWS,
+            batch_readahead=_SCAN_AHEAD,
+            io_buffer_size=_SCAN_BYTES,
+            scan_in_order=True,
         )
         for batch in scanner.to_batches():
             offsets = batch.column(0).to_numpy()
