@@ -64,6 +64,37 @@ def scale_section(result: dict[str, Any]) -> list[str]:
     return lines
 
 
+def steady_section(result: dict[str, Any]) -> list[str]:
+    memory, sleeper, gap = result["memory"], result["sleeper"], result["gap"]
+    after = f"{memory['first_mb']['median']:,.0f} and {memory['last_mb']['median']:,.0f}"
+    sleep = f"{shown(sleeper['soon_mb'], 0)} and {shown(sleeper['later_mb'], 0)}"
+    rows = (
+        ("resident memory after 2,000 and after 10,000 batches of 1,024, MB", after),
+        (
+            "memory beyond the imports before and after a consumer sleeps for 5 s, with "
+            f"prefetch_bytes of {sleeper['budget_mb']['median']:,.0f} MB, MB",
+            sleep,
+        ),
+        (
+            "longest wait for the first batch of a next epoch, in median batch times of a "
+            "consumer that works 2 ms a batch",
+            shown(gap["gap_to_batch"]),
+        ),
+    )
+    return [
+        "## Memory over time, and between epochs",
+        "",
+        "2 million rows of 8 float32 and a label. `benchmarks/steady.py`, in fresh processes.",
+        "",
+        machine(result),
+        "",
+        "| figure | |",
+        "|---|---|",
+        *(f"| {name} | {value} |" for name, value in rows),
+        "",
+    ]
+
+
 def peers_section(result: dict[str, Any]) -> list[str]:
     lines = [
         "## Small rows against other loaders",
@@ -102,7 +133,8 @@ def main() -> None:
         "`python benchmarks/page.py` writes this page from their results.",
         "",
     ]
-    for name, section in (("scale", scale_section), ("peers", peers_section)):
+    sections = (("scale", scale_section), ("steady", steady_section), ("peers", peers_section))
+    for name, section in sections:
         path = OUT / f"{name}.json"
         if path.exists():
             lines += section(json.loads(path.read_text()))
