@@ -67,17 +67,16 @@ def scale_section(result: dict[str, Any]) -> list[str]:
 def steady_section(result: dict[str, Any]) -> list[str]:
     memory, sleeper, gap = result["memory"], result["sleeper"], result["gap"]
     after = f"{memory['first_mb']['median']:,.0f} and {memory['last_mb']['median']:,.0f}"
+    budget = f"prefetch_bytes is {sleeper['budget_mb']['median']:,.0f} MB"
     sleep = f"{shown(sleeper['soon_mb'], 0)} and {shown(sleeper['later_mb'], 0)}"
     rows = (
         ("resident memory after 2,000 and after 10,000 batches of 1,024, MB", after),
         (
-            "memory beyond the imports before and after a consumer sleeps for 5 s, with "
-            f"prefetch_bytes of {sleeper['budget_mb']['median']:,.0f} MB, MB",
+            f"memory beyond the imports before and after a consumer sleeps for 5 s, MB; {budget}",
             sleep,
         ),
         (
-            "longest wait for the first batch of a next epoch, in median batch times of a "
-            "consumer that works 2 ms a batch",
+            "longest wait for an epoch's first batch, in median batches of 2 ms of work each",
             shown(gap["gap_to_batch"]),
         ),
     )
