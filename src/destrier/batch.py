@@ -168,10 +168,9 @@ class Finisher:
         self, raw: RawBatch, data: Gathered, rows: Ints, errors: dict[int, RowError]
     ) -> tuple[Gathered, Ints, Ints]:
         """Return the rows to deliver, the positions they stand for, and those they come from."""
-        if self.on_error != "fill" or not errors:
+        # Where there is nothing to fill with, the batch is empty, as with skip.
+        if self.on_error != "fill" or not errors or not len(rows):
             return data, rows, rows
-        if not len(rows):
-            return data, rows, rows  # nothing to fill with: the batch is empty, as with skip
         positions = np.arange(len(raw.samples))
         earlier = np.searchsorted(rows, positions, side="right") - 1
         later = np.minimum(earlier + 1, len(rows) - 1)

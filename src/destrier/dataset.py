@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
 
-from destrier.batch import Finisher, check_extra_columns
+from destrier.batch import Finished, Finisher, RawBatch, check_extra_columns
 from destrier.check import integer
 from destrier.counters import Consumer, Counted
 from destrier.errors import ArgumentError, DestrierWarning, IterationError, StateError, VersionError
 from destrier.foreign import as_permutation
 from destrier.iteration import DatasetIterator
 from destrier.permutation import Part, Permutation, describe
-from destrier.plan import Cycles, Remainder, Shares, Steps, check_batch, check_sizes
+from destrier.plan import Cycles, Remainder, Shares, Steps, check_sizes, steps_of_epoch
 from destrier.process import check_process
 from destrier.read import Reader
 from destrier.rows import OnTransformError, RowFinisher, check_on_transform_error
@@ -324,9 +324,7 @@ class StreamingDataset(Counted, IterableDataset[Any]):
     def __len__(self) -> int:
         """Row mode: rows of this rank in an epoch. Batch mode: its steps."""
         shares = self._shares(ONLY_WORKER)(0)
-        if isinstance(shares, Cycles):
-            return shares.cycles * shares.owned
-        return len(shares)
+        return shares.rows_left if isinstance(shares, Cycles) else len(shares)
 
     def __iter__(self) -> Iterator[Any]:
         """Start an epoch: the loaded position once, else the next epoch.
@@ -353,10 +351,8 @@ class StreamingDataset(Counted, IterableDataset[Any]):
             whole = Cycles(stream.count, 0, stream.num_splits, topology, worker)
             rows = max(self._read_batch_size, whole.owned)
             return lambda start: replace(whole, start=start, rows=rows)
-        check_batch(batch, topology.size, uneven=self.uneven)
         steps = Steps(stream.count, 0, batch, stream.num_splits, topology, self.remainder, worker)
-        steps.check()
-        return lambda start: replace(steps, start=start)
+        return steps_of_epoch(steps, uneven=self.uneven)
 
     def _start(self, position: Position) -> tuple[Runner, Shares]:
         """The running pipeline at a position."""
@@ -368,10 +364,10 @@ class StreamingDataset(Counted, IterableDataset[Any]):
             reader = Reader(stream.table, columns, counts=self._counts)
             batch = self._global_batch()
             held = owned_rows(stream, self.topology, batch, worker)
-            ready = self._prefetch_bytes
             threads = 0 if self.transform is None else self._threads or usable_cores()
+            finish: Callable[[RawBatch], Finished]
             if batch is None:
-                finish: Any = RowFinisher(
+                finish = RowFinisher(
                     self.transform, self._on_transform_error, self._read_batch_size
                 )
             else:
@@ -383,7 +379,7 @@ class StreamingDataset(Counted, IterableDataset[Any]):
                 shares=shares,
                 columnar=batch is not None and self.transform is None,
                 threads=threads,
-                prefetch_bytes=ready,
+                prefetch_bytes=self._prefetch_bytes,
                 open_rows=held,
                 padded=batch is not None and self.remainder == "pad",
                 most_ready=self._queue_depth,
@@ -467,10 +463,9 @@ class StreamingDataset(Counted, IterableDataset[Any]):
         checked = check_state(state)
         settings = self._settings.adopt(checked)
         table = self._table
-        if table.identity != checked["table_identity"]:
-            if not self._version_given:
-                table = self._table_of(checked)
-            check_table(table, checked, version_given=self._version_given)
+        if table.identity != checked["table_identity"] and not self._version_given:
+            table = self._table_of(checked)
+        check_table(table, checked, version_given=self._version_given)
         multiple = 1 if batch else self.topology.size
         try:
             stream = resolve_stream(table, settings, global_batch=batch, multiple=multiple)

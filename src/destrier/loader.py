@@ -24,7 +24,7 @@ from destrier.decode import FORMATS, Decode, Format, decode_columns
 from destrier.device import moved, pinned
 from destrier.errors import ArgumentError, RowError
 from destrier.iteration import LoaderIterator
-from destrier.plan import Remainder, Shares, Steps, check_batch, check_sizes
+from destrier.plan import Remainder, Shares, Steps, check_batch, check_sizes, steps_of_epoch
 from destrier.process import check_process
 from destrier.read import Reader
 from destrier.rows import OnTransformError
@@ -38,7 +38,6 @@ from destrier.runner import (
 )
 from destrier.state import State
 from destrier.stream import Stream
-from destrier.topology import Topology
 from destrier.workers import TransformWorkers, check_context
 
 if TYPE_CHECKING:
@@ -208,13 +207,9 @@ class StreamingDataLoader:
         return self.dataset.stream(self._global())
 
     def _shares(self) -> Callable[[int], Steps]:
-        topology: Topology = self.dataset.topology
-        batch = self._global()
-        check_batch(batch, topology.size, uneven=self._uneven)
-        stream = self._stream()
+        stream, topology, batch = self._stream(), self.dataset.topology, self._global()
         steps = Steps(stream.count, 0, batch, stream.num_splits, topology, self.remainder)
-        steps.check()
-        return lambda start: replace(steps, start=start)
+        return steps_of_epoch(steps, uneven=self._uneven)
 
     def __len__(self) -> int:
         """Steps of a whole epoch: the same on every rank, and before, during and after a resume."""

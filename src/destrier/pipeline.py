@@ -247,7 +247,9 @@ class Pipeline:
         self._reader.counts.add("transform_time", time.perf_counter() - began)
         for failed in value.failed:
             _strip(failed)
-        size = max(batch_bytes(value.batch), batch_bytes(raw.data))
+        size = batch_bytes(value.batch)
+        if self._finishers is not None:  # else nothing waits unfinished
+            size = max(size, batch_bytes(raw.data))
         if size > self._largest:
             with self._condition:
                 self._largest = max(self._largest, size)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, Protocol, TypeAlias
 
@@ -23,6 +24,7 @@ __all__ = [
     "check_batch",
     "check_sizes",
     "share_bounds",
+    "steps_of_epoch",
 ]
 
 Remainder: TypeAlias = Literal["drop", "keep", "pad"]
@@ -283,6 +285,22 @@ class Cycles:
         bounds = np.arange(first, last + 1) * self._per_share
         bounds = (np.minimum(bounds, self.cycles) - a) * self.owned
         return (cycles[:, None] * self.num_splits + lanes).ravel(), bounds
+
+
+def steps_of_epoch(steps: Steps, *, uneven: bool) -> Callable[[int], Steps]:
+    """Return the steps of an epoch from any counter on, once they are known to be possible.
+
+    Args:
+        steps: Those of a whole epoch.
+        uneven: Whether shares may differ by one.
+
+    Raises:
+        ArgumentError: If a step cannot be shared, naming the world sizes that work.
+        EmptyError: If a whole epoch has no step.
+    """
+    check_batch(steps.global_batch, steps.topology.size, uneven=uneven)
+    steps.check()
+    return lambda start: replace(steps, start=start)
 
 
 def check_sizes(

@@ -30,14 +30,13 @@ def default_num_splits(n: int, *, global_batch: int | None = None, multiple: int
     Args:
         n: Rows in the selection.
         global_batch: Samples in a step, where it is known.
-        multiple: What the number must be a multiple of (row mode: world size times workers).
+        multiple: What the number must be a multiple of (row mode: the world size).
     """
     if global_batch is not None:
         return max(1, min(global_batch * -(-_SPLITS // global_batch), n))
     if n < multiple:
         raise EmptyError(
-            f"{n} rows are too few for {multiple} ranks and workers: each needs at least 1 row per "
-            "split"
+            f"{n} rows are too few for {multiple} ranks: each needs at least 1 row per split"
         )
     splits = -(-_SPLITS // multiple) * multiple
     # Rows beyond the last whole cycle are left out: fewer than one in so many, if there are

@@ -183,7 +183,7 @@ def resolve_stream(
         table: The pinned table.
         settings: What was given.
         global_batch: Samples in a step, where it is known.
-        multiple: Row mode: what num_splits must be a multiple of.
+        multiple: Row mode: what num_splits must be a multiple of, the world size.
     """
     lanes = None
     if settings.permutation is not None:
@@ -232,7 +232,7 @@ def _shuffle_sizes(
     density = count / table.num_rows if settings.permutation is None else 1.0
     return default_clump(
         count,
-        num_splits=max(1, num_splits),
+        num_splits=num_splits,
         row_bytes=table.row_bytes / density,
         remote=table.remote,
         clump_size=clump_size,
