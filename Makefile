@@ -4,8 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+PEERS := .venv-peers
 
-.PHONY: help demo test check bench clean
+.PHONY: help demo test check bench peers clean
 
 help: ## Print this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /make \1\t/' | expand -t 14
@@ -13,7 +14,7 @@ help: ## Print this list
 demo: $(INSTALLED) ## Train on real digits, kill the run, resume it on 3 and 1 processes, compare
 	$(BIN)/destrier demo
 
-test: $(INSTALLED) ## Run the tests
+test: $(INSTALLED) peers ## Run the tests
 	$(BIN)/python -m pytest -q
 
 check: $(INSTALLED) ## Check style and types
@@ -24,6 +25,8 @@ check: $(INSTALLED) ## Check style and types
 bench: $(INSTALLED) ## Run the benchmarks
 	$(BIN)/python benchmarks/run.py
 
+peers: $(PEERS)/.installed ## Install the original libraries, the oracles of the formats
+
 clean: ## Remove what the targets wrote, but for the virtual environment
 	rm -rf build dist demo-out benchmarks/out .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -32,4 +35,14 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	  --constraint constraints.txt --editable '.[dev,demo]'
+	touch $@
+
+# Where they cannot be installed, the tests that need them are skipped, and say so.
+$(PEERS)/.installed: tests/peers/requirements.txt tests/peers/requirements-peers.txt constraints.txt
+	$(PYTHON) -m venv $(PEERS)
+	rm -f $(PEERS)/failed
+	($(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --constraint constraints.txt --requirement tests/peers/requirements.txt torch && \
+	 $(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	  --requirement tests/peers/requirements-peers.txt) || touch $(PEERS)/failed
 	touch $@

@@ -12,9 +12,13 @@
     ├── StateError (ValueError)             a state that does not belong to this stream
     ├── RowError (RuntimeError)             a row that could not be delivered
     │   ├── ReadError (OSError)             ... because reading it failed
+    │   │   └── LinkError                   ... because the file it is linked to has changed
     │   ├── DecodeError (ValueError)        ... because decoding it failed
     │   └── TransformError                  ... because the transform failed on it
     │       └── LengthError (ValueError)    ... it returned another number of rows
+    ├── SourceError (ValueError)            a source that is damaged, or cannot be kept exactly
+    │   └── SchemaError (TypeError)         a row of another type than the column's
+    ├── WriteError (OSError)                a table or export that cannot be written there
     ├── WorkerError (RuntimeError)          a worker process that died
     ├── IterationError (RuntimeError)       an iterator used in a way that cannot be exact
     └── MissingDependencyError (ImportError)  an optional package that is not installed
@@ -32,14 +36,18 @@ __all__ = [
     "FilterError",
     "IterationError",
     "LengthError",
+    "LinkError",
     "MissingDependencyError",
     "ReadError",
     "RowError",
+    "SchemaError",
+    "SourceError",
     "StateError",
     "TableError",
     "TransformError",
     "VersionError",
     "WorkerError",
+    "WriteError",
 ]
 
 
@@ -98,6 +106,10 @@ class ReadError(RowError, OSError):
     """Reading a row, or the table, failed."""
 
 
+class LinkError(ReadError):
+    """A file that a column is linked to is gone, or is not the one that was linked."""
+
+
 class DecodeError(RowError, ValueError):
     """The bytes or values of a row could not be decoded."""
 
@@ -108,6 +120,40 @@ class TransformError(RowError):
 
 class LengthError(TransformError, ValueError):
     """A transform returned another number of rows than it was given: a fault of no row."""
+
+
+class SourceError(DestrierError, ValueError):
+    """A source is damaged, or holds what cannot be kept exactly; the message names the place.
+
+    Attributes:
+        file: The file at fault, or None.
+        row: The row in that file (or of the input), or None.
+        column: The column at fault, or None.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        file: str | None = None,
+        row: int | None = None,
+        column: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.file = file
+        self.row = row
+        self.column = column
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild_source, (type(self), self.args, self.file, self.row, self.column)
+
+
+class SchemaError(SourceError, TypeError):
+    """A row has another type than its column; nothing is coerced."""
+
+
+class WriteError(DestrierError, OSError):
+    """A table or an export cannot be written there; what was there is as it was."""
 
 
 class WorkerError(DestrierError, RuntimeError):
@@ -130,3 +176,13 @@ def _rebuild(
     kind: type[RowError], args: tuple[str, ...], offset: int | None, column: str | None
 ) -> RowError:
     return kind(*args, offset=offset, column=column)
+
+
+def _rebuild_source(
+    kind: type[SourceError],
+    args: tuple[str, ...],
+    file: str | None,
+    row: int | None,
+    column: str | None,
+) -> SourceError:
+    return kind(*args, file=file, row=row, column=column)

@@ -1,0 +1,1 @@
+"""The formats that tables come from and go to, one module each."""
