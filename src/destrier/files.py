@@ -126,7 +126,7 @@ class Store:
         info = self._call(path, lambda fs, full: fs.get_file_info(full))
         return bool(info.type == pafs.FileType.Directory)
 
-    def list(self, path: str = "", *, recursive: bool = True) -> list[File]:
+    def files(self, path: str = "", *, recursive: bool = True) -> list[File]:
         """The files below a path, in natural order of their paths. No folder is an empty list."""
         selector = pafs.FileSelector(self._full(path), recursive=recursive, allow_not_found=True)
         infos = self._call(path, lambda fs, _: fs.get_file_info(selector))
