@@ -17,7 +17,6 @@ import queue
 import socket
 import tempfile
 import time
-import traceback
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from typing import Any
 import torch
 
 from destrier.errors import ArgumentError, WorkerError
+from destrier.raised import RemoteTraceback, portable
 
 __all__ = ["TransformWorkers", "check_context"]
 
@@ -163,27 +163,6 @@ def _nameless_file() -> int:
         return os.dup(file.fileno())
 
 
-class _RemoteTraceback(Exception):  # noqa: N818 - it is the cause of an error, as in multiprocessing
-    """Shows where in the worker an exception was raised."""
-
-    def __str__(self) -> str:
-        return "\n" + str(self.args[0])
-
-
-def _portable(error: Exception) -> tuple[Exception, str]:
-    """The exception if it survives pickling, else what it said, and its traceback."""
-    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    try:
-        text = str(error)
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}, which has no text"), trace
-    try:
-        pickle.loads(pickle.dumps(error))  # noqa: S301 - what was just pickled
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {text}"), trace
-    return error, trace
-
-
 def _work(connection: Connection, parent: int, transform: Callable[..., Any]) -> None:
     """Run in the worker: transform what arrives until the parent closes its end."""
     torch.set_num_threads(1)
@@ -195,18 +174,18 @@ def _work(connection: Connection, parent: int, transform: Callable[..., Any]) ->
         except (EOFError, OSError):
             return
         except Exception as error:
-            answer = (False, _portable(error))
+            answer = (False, portable(error))
         else:
             try:
                 answer = (True, transform(*arguments))
             except Exception as error:
-                answer = (False, _portable(error))
+                answer = (False, portable(error))
             del arguments
         try:
             message = _pack(answer)
         except Exception as error:
             refused = TypeError(f"the result cannot be pickled: {type(error).__name__}: {error}")
-            message = _pack((False, _portable(refused)))
+            message = _pack((False, portable(refused)))
         del answer
         try:
             _send(connection, parent, message)
@@ -336,7 +315,7 @@ class TransformWorkers:
         if good:
             return value
         raised, trace = value
-        raise raised from _RemoteTraceback(trace)
+        raise raised from RemoteTraceback(trace)
 
     @property
     def alive(self) -> bool:

@@ -1,0 +1,52 @@
+"""Lance's SQL filters on rows that are not in a table yet."""
+
+from __future__ import annotations
+
+import lance
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from destrier.errors import FilterError
+from destrier.table import redact
+
+__all__ = ["RowFilter"]
+
+
+class RowFilter:
+    """Finds the rows of batches for which a filter is true. Picklable.
+
+    Args:
+        sql: As Lance takes filters; binary columns cannot be named in it.
+    """
+
+    def __init__(self, sql: str) -> None:
+        self.sql = sql
+
+    def rows(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
+        """The places in the batch of the rows for which the filter is true.
+
+        Raises:
+            FilterError: If Lance cannot run it, naming the columns.
+        """
+        names = [field.name for field in batch.schema if not _is_bytes(field.type)]
+        small = batch.select(names)
+        try:
+            # a table in memory: the filter means just what it means on the table written
+            dataset = lance.write_dataset(pa.Table.from_batches([small]), "memory://filter")
+            scanner = dataset.scanner(columns=["_rowoffset"], filter=self.sql)
+            kept = scanner.to_table().column("_rowoffset")
+        except (OSError, ValueError) as error:
+            raise FilterError(
+                f"filter {self.sql!r} cannot be run: {redact(str(error))}; the columns are: "
+                f"{', '.join(names)}"
+            ) from None
+        return kept.to_numpy().astype(np.int64)  # type: ignore[no-any-return]
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_fixed_size_binary(kind)
+    )

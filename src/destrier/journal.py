@@ -1,0 +1,156 @@
+"""What a job has finished, kept beside its destination until it is published."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from destrier.errors import SourceError, WriteError
+from destrier.files import Store
+
+__all__ = ["Journal"]
+
+_VERSION = 1
+
+
+class Journal:
+    """A folder beside the destination: what the job is, which shards are done, and their files.
+
+    Every entry is a file of its own, written in one go, so that a kill leaves whole entries only.
+
+    Args:
+        destination: The address of what is being written.
+        storage_options: Of the destination.
+    """
+
+    def __init__(self, destination: str, storage_options: Mapping[str, str] | None = None) -> None:
+        self.store = Store(destination.rstrip("/") + ".writing", storage_options)
+        self._lock: int | None = None
+
+    @property
+    def shown(self) -> str:
+        """Its address, for messages."""
+        return self.store.shown
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """An entry, or None if it was never written, or not to its end."""
+        try:
+            value = json.loads(self.store.read(name).to_pybytes())
+        except (SourceError, ValueError):
+            return None
+        return value if isinstance(value, dict) else None
+
+    def write(self, name: str, value: Mapping[str, Any]) -> None:
+        """Write an entry."""
+        text = json.dumps(value).encode()
+        if not self.store.local:
+            with self.store.create(name) as file:
+                file.write(text)
+            return
+        path = self.store.address(name)
+        draft = f"{path}.{uuid.uuid4().hex}"
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(draft, "wb") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.unlink(draft)
+            raise WriteError(f"cannot write {path}: {error}") from error
+
+    def start(self, job: Mapping[str, Any], *, keep: bool) -> dict[str, Any]:
+        """Begin, or go on with what is there.
+
+        Args:
+            job: What names the job; JSON.
+            keep: Whether to go on with an unfinished one (else it is dropped).
+
+        Returns:
+            The entry of the job, which may hold more than what was given.
+
+        Raises:
+            WriteError: If the journal is of another job, or another process works on it.
+        """
+        there = self.read("job.json")
+        if there is not None and keep:
+            if not self.matches(job):
+                differing = [key for key, value in job.items() if there.get(key) != value]
+                what = ", ".join(differing) or "version of the journal"
+                raise WriteError(
+                    f"{self.shown} is the journal of an unfinished job that differs in: {what}; "
+                    "run that job to its end, or pass restart=True to drop what it has done"
+                )
+            return there
+        self.clear()
+        entry = {**job, "format": _VERSION, "run": uuid.uuid4().hex}
+        self.write("job.json", entry)
+        return entry
+
+    def matches(self, job: Mapping[str, Any]) -> bool:
+        """Whether the journal is of this job."""
+        there = self.read("job.json") or {}
+        return there.get("format") == _VERSION and all(
+            there.get(key) == value for key, value in job.items()
+        )
+
+    def done(self) -> dict[int, dict[str, Any]]:
+        """The finished shards."""
+        found = {}
+        for file in self.store.files("done"):
+            entry = self.read(file.path)
+            if entry is not None and file.path.endswith(".json"):
+                found[int(entry["index"])] = entry
+        return found
+
+    def finish(self, entry: Mapping[str, Any]) -> None:
+        """Note that a shard is finished."""
+        self.write(f"done/{entry['index']:08d}.json", entry)
+
+    def clear(self) -> None:
+        """Drop all that was written here."""
+        self.store.remove()
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[Journal]:
+        """Keep other processes of this machine out.
+
+        Raises:
+            WriteError: If one is writing there.
+        """
+        self._take_lock()
+        try:
+            yield self
+        finally:
+            self._unlock()
+
+    def _take_lock(self) -> None:
+        if not self.store.local:
+            return
+        import fcntl
+
+        path = self.store.uri + ".lock"
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise WriteError(f"cannot write {path}: {error}") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+            raise WriteError(f"another process is writing there: it holds {path}") from None
+        self._lock = lock
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(self.store.uri + ".lock")
+            os.close(self._lock)
+            self._lock = None
