@@ -1,0 +1,7 @@
+"""``python -m destrier.cli``."""
+
+import sys
+
+from destrier.cli import main
+
+sys.exit(main())

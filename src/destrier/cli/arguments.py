@@ -1,0 +1,114 @@
+"""Arguments that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from destrier.table import Table
+
+__all__ = [
+    "add",
+    "add_columns",
+    "add_filter",
+    "add_json",
+    "add_table",
+    "count",
+    "open_from",
+    "storage_option",
+    "whole",
+]
+
+
+def add(commands: Any, name: str, does: str) -> argparse.ArgumentParser:
+    """Add a command, and return its parser."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=does, description=f"{does[0].upper()}{does[1:]}.", allow_abbrev=False
+    )
+    return parser
+
+
+def add_table(command: argparse.ArgumentParser) -> None:
+    """Add the options that say how the table is opened."""
+    command.add_argument(
+        "--table-version", type=version, metavar="VERSION", help="a number or a tag (the latest)"
+    )
+    command.add_argument(
+        "--storage-option",
+        type=storage_option,
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="passed to Lance, never shown; may be repeated",
+    )
+
+
+def add_filter(command: argparse.ArgumentParser) -> None:
+    """Add the option for rows."""
+    command.add_argument("--filter", metavar="SQL", help='rows to take, e.g. "label != 9"')
+
+
+def add_columns(command: argparse.ArgumentParser) -> None:
+    """Add the option for columns."""
+    command.add_argument(
+        "--columns", type=names, metavar="NAME,...", help="columns to read (all of them)"
+    )
+
+
+def add_json(command: argparse.ArgumentParser) -> None:
+    """Add the option for JSON."""
+    command.add_argument("--json", action="store_true", help="print JSON, for scripts")
+
+
+def whole(text: str) -> int:
+    """A number of at least 0."""
+    return integer(text, 0)
+
+
+def count(text: str) -> int:
+    """A number of at least 1."""
+    return integer(text, 1)
+
+
+def integer(text: str, least: int) -> int:
+    """A whole number of at least some other."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+    return value
+
+
+def version(text: str) -> int | str:
+    """A version number or a tag."""
+    return int(text) if text.isdecimal() else text
+
+
+def names(text: str) -> list[str]:
+    """Names with commas between them."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise argparse.ArgumentTypeError("no column is named")
+    return names
+
+
+def storage_option(text: str) -> tuple[str, str]:
+    """A pair with = between; never repeated in an error, since it may be a secret."""
+    key, separator, value = text.partition("=")
+    if not separator or not key:
+        raise argparse.ArgumentTypeError("the form is KEY=VALUE")  # what was given may be a secret
+    return key, value
+
+
+def open_from(options: argparse.Namespace) -> Table:
+    """Open the table that the arguments name."""
+    from destrier.table import open_table
+
+    return open_table(
+        options.uri,
+        version=options.table_version,
+        storage_options=dict(options.storage_option) or None,
+    )

@@ -1,0 +1,146 @@
+"""The command that shows which rank reads what: plan."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from destrier.cli.arguments import (
+    add,
+    add_columns,
+    add_filter,
+    add_json,
+    add_table,
+    count,
+    open_from,
+    whole,
+)
+from destrier.cli.printing import print_facts, print_json
+from destrier.show import number, size
+
+if TYPE_CHECKING:
+    from destrier.report import PlanReport
+
+__all__ = ["add_commands"]
+
+_SHOWN_ROWS = 8
+
+
+def add_commands(commands: Any) -> None:
+    """Add the command to a parser."""
+    command = add(commands, "plan", "print which rows each rank reads in a step, and what it costs")
+    command.add_argument("uri", metavar="URI", help="a Lance dataset")
+    _add_plan(command)
+    add_filter(command)
+    add_columns(command)
+    add_table(command)
+    add_json(command)
+    command.set_defaults(run=_plan)
+
+
+def _add_plan(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--global-batch",
+        type=count,
+        metavar="N",
+        default=256,
+        help="rows of a step over all ranks (256)",
+    )
+    command.add_argument(
+        "--world-size", type=count, metavar="N", default=1, help="number of ranks (1)"
+    )
+    command.add_argument(
+        "--step", type=whole, metavar="N", default=0, help="the step to look at (0)"
+    )
+    command.add_argument("--epoch", type=whole, metavar="N", default=0, help="its epoch (0)")
+    command.add_argument("--seed", type=whole, metavar="N", help="seed of the order (0)")
+    command.add_argument(
+        "--num-splits", type=count, metavar="N", help="lanes of the order (chosen)"
+    )
+    command.add_argument("--clump-size", type=count, metavar="N", help="rows read as one (chosen)")
+    command.add_argument("--window", type=count, metavar="N", help="clumps a window (chosen)")
+    command.add_argument("--no-shuffle", action="store_true", help="in the order of the table")
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from destrier.dataset import StreamingDataset
+    from destrier.plan import check_batch
+    from destrier.report import report_plan
+
+    check_batch(options.global_batch, options.world_size, uneven=False)
+    dataset = StreamingDataset(
+        open_from(options),
+        filter=options.filter,
+        num_splits=options.num_splits,
+        shuffle=False if options.no_shuffle else None,
+        shuffle_seed=options.seed,
+        shuffle_clump_size=options.clump_size,
+        shuffle_window=options.window,
+        epoch=options.epoch,
+        global_batch_size=options.global_batch,
+        rank=0,
+        world_size=options.world_size,
+    )
+    report = report_plan(
+        dataset.stream(),
+        global_batch=options.global_batch,
+        world_size=options.world_size,
+        step=options.step,
+        epoch=options.epoch,
+        columns=options.columns,
+    )
+    if options.json:
+        print_json(dataclasses.asdict(report))
+    else:
+        _print_plan(report)
+    return 0
+
+
+def _print_plan(report: PlanReport) -> None:
+    print_facts(
+        {
+            "table": report.table,
+            "rows": f"{report.rows:,}"
+            + (f" of {report.table_rows:,}, where {report.filter}" if report.filter else ""),
+            "order": _order(report),
+            "epoch": f"{report.steps:,} steps of {report.global_batch:,} rows, "
+            f"{report.surplus_rows:,} rows over",
+            "reads a step": f"about {number(report.requests_a_step)} requests of "
+            f"{size(report.bytes_a_step)} in all (estimated, for the middle of an epoch: one for "
+            f"each run of neighbouring rows in each of {len(report.columns)} columns, rows of "
+            "average size on disk; Lance joins requests that lie close)",
+            "open rows": f"{report.open_rows:,}, about {size(report.open_bytes)} over all ranks"
+            if report.open_rows
+            else "none: rows are read shortly before their step",
+            "deff": _effects(report),
+        }
+    )
+    print(f"\nstep {report.step} of epoch {report.epoch}, row offsets of each rank:")
+    for share in report.shares:
+        rows = ", ".join(map(str, share.rows[:_SHOWN_ROWS]))
+        more = f", ... {len(share.rows)} rows" if len(share.rows) > _SHOWN_ROWS else ""
+        print(f"  rank {share.rank}: {rows}{more}")
+    for note in report.notes:
+        print(f"\nnote: {note}")
+
+
+def _order(report: PlanReport) -> str:
+    splits = f"{report.num_splits} splits"
+    if not report.shuffle:
+        return f"the table's, {splits}"
+    if report.clump_size == 1:
+        return f"shuffled row by row, {splits}, seed {report.seed}"
+    return (
+        f"shuffled in clumps of {report.clump_size} rows and windows of {report.window} clumps, "
+        f"{splits}, seed {report.seed}"
+    )
+
+
+def _effects(report: PlanReport) -> str:
+    if report.deff is None or report.deff_successive is None:
+        return "without meaning: nothing is shuffled"
+    return (
+        f"{report.deff:.2f} for a batch, {report.deff_successive:.2f} for 16 successive ones "
+        "(at most, for rows that are sorted: variance of the mean over that of a uniform order)"
+    )

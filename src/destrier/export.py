@@ -1,0 +1,186 @@
+"""Tables as datasets of other formats."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from destrier.crew import Crew, Note
+from destrier.errors import ArgumentError, EmptyError, SourceError, WriteError
+from destrier.files import Store
+from destrier.formats import open_sink
+from destrier.layout import COUNT_KEY, LINK_KEY
+from destrier.progress import progress
+from destrier.read import Reader
+from destrier.selection import RowList, select_rows
+from destrier.sink import Sink
+from destrier.source import BATCH_BYTES
+from destrier.table import Table, open_table
+
+if TYPE_CHECKING:
+    from destrier.table import TableLike
+
+__all__ = ["Exported", "export"]
+
+_RANGE_BYTES = 64 << 20
+_BATCH_ROWS = 65_536
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was exported.
+
+    Attributes:
+        uri: Where it lies.
+        rows: Number of rows.
+        files: Number of files.
+    """
+
+    uri: str
+    rows: int
+    files: int
+
+
+def export(
+    table: TableLike,
+    dst: str | os.PathLike[str],
+    *,
+    format: str,
+    columns: Sequence[str] | None = None,
+    filter: str | None = None,
+    permutation: Any = None,
+    num_workers: int | None = None,
+    storage_options: Mapping[str, str] | None = None,
+    destination_options: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Exported:
+    """Write a table as a dataset of another format, which that format's own library reads.
+
+    Columns that came from the same format go back as they were; others by their type. What the
+    format cannot hold is refused by name.
+
+    Args:
+        table: The table.
+        dst: A new or empty folder, or its URI.
+        format: ``"litdata"``, ``"mds"``, ``"parquet"`` or ``"webdataset"``.
+        columns: The columns to export; None is all but those that the writer made (counts, links).
+        filter: The rows to export, in Lance's SQL.
+        permutation: A list of rows in their order, as streams take it; not with a filter.
+        num_workers: Processes; None is one a processor, 0 works in this process.
+        storage_options: Of the table.
+        destination_options: Of the store that is written to.
+        options: Those of the format, which its page in the documentation names.
+
+    Raises:
+        ColumnError: If the format cannot hold a column.
+        SourceError: If it cannot hold a value; the message names the row.
+        WriteError: If something is there already, or it cannot be written there.
+
+    Example:
+        >>> import destrier
+        >>> destrier.export("data/digits.lance", "data/mds", format="mds")  # doctest: +SKIP
+    """
+    sink = open_sink(format, options)
+    opened = open_table(table, storage_options=storage_options)
+    rows, opened = _rows(opened, filter, permutation)
+    names = _columns(opened) if columns is None else list(columns)
+    opened.check_columns(names)
+    sink.check(_schema(opened, names))
+    target = Store(dst, destination_options)
+    if target.stat() is not None or target.files():
+        raise WriteError(f"there is something at {target.shown} already: choose an empty place")
+    size = max(1, min(len(rows), int(_RANGE_BYTES // max(opened.row_bytes, 1.0))))
+    starts = range(0, len(rows), size)
+    draft = Store(f"{target.uri}.writing") if target.local else target
+    try:
+        draft.remove()
+        job = _Export(opened, names, rows, size, sink, draft)
+        infos: dict[int, Any] = {}
+        with (
+            progress("exporting", len(rows)) as note,
+            Crew(job, num_workers, on_note=note) as crew,
+        ):
+            infos.update(crew.run(range(len(starts))))
+        sink.finish(draft, [infos[number] for number in range(len(starts))])
+        if target.local:
+            with contextlib.suppress(FileNotFoundError):
+                os.rmdir(target.uri)
+            os.rename(draft.uri, target.uri)
+    except BaseException:
+        with contextlib.suppress(SourceError):
+            draft.remove()
+        raise
+    return Exported(target.uri, len(rows), len(target.files()))
+
+
+def _rows(table: Table, filter: str | None, permutation: Any) -> tuple[RowList, Table]:
+    if permutation is None:
+        rows = select_rows(table, filter)
+    else:
+        if filter is not None:
+            raise ArgumentError("filter and permutation both choose rows: pass one of them")
+        from destrier.foreign import as_permutation
+
+        listing, table = as_permutation(permutation, table)
+        listing.check_table(table)
+        rows = listing.rows
+    if not len(rows):
+        raise EmptyError(f"{table.name} has no row to export")
+    return rows, table
+
+
+def _columns(table: Table) -> list[str]:
+    companions = {(field.metadata or {}).get(LINK_KEY, b"").decode() for field in table.schema}
+    return [
+        field.name
+        for field in table.schema
+        if COUNT_KEY not in (field.metadata or {}) and field.name not in companions
+    ]
+
+
+def _schema(table: Table, names: Sequence[str]) -> pa.Schema:
+    """As the sink gets it: blobs are bytes, and all metadata is there."""
+    read = Reader(table, list(names)).schema
+    fields = [
+        pa.field(name, read.field(name).type, metadata=_plain(table.schema.field(name).metadata))
+        for name in names
+    ]
+    return pa.schema(fields, metadata=table.schema.metadata)
+
+
+def _plain(metadata: Mapping[bytes, bytes] | None) -> dict[bytes, bytes]:
+    ours = (b"lance-encoding:", b"ARROW:extension:", LINK_KEY)
+    return {k: v for k, v in (metadata or {}).items() if not k.startswith(ours)}
+
+
+@dataclass(frozen=True)
+class _Export:
+    table: Table
+    names: list[str]
+    rows: RowList
+    size: int
+    sink: Sink
+    store: Store
+
+    def __call__(self, number: int, note: Note) -> Any:
+        """Write one range of rows."""
+        start = number * self.size
+        stop = min(start + self.size, len(self.rows))
+        return self.sink.write(self.store, number, self._batches(start, stop, note))
+
+    def _batches(self, start: int, stop: int, note: Note) -> Iterator[pa.RecordBatch]:
+        reader = Reader(self.table, self.names)
+        schema = _schema(self.table, self.names)
+        step = max(1, min(_BATCH_ROWS, int(BATCH_BYTES // max(self.table.row_bytes, 1.0))))
+        for first in range(start, stop, step):
+            positions = np.arange(first, min(first + step, stop))
+            rows = reader.read(self.rows.offsets(positions))
+            batch = rows.batch if rows.index is None else rows.batch.take(pa.array(rows.index))
+            yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+            note(batch.num_rows)

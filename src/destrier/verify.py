@@ -1,0 +1,238 @@
+"""Proves that a table and a dataset hold the same rows, value by value."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from destrier.compare import differing
+from destrier.crew import Crew, Note
+from destrier.files import Store
+from destrier.filtering import RowFilter
+from destrier.formats import open_source
+from destrier.layout import COUNT_KEY, LINK_KEY
+from destrier.progress import progress
+from destrier.read import Reader
+from destrier.source import Measure, Shard, Source
+from destrier.table import Table, open_table
+
+if TYPE_CHECKING:
+    from destrier.table import TableLike
+
+__all__ = ["Difference", "Verified", "verify"]
+
+_SHOWN_CHARS = 80
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A value, a type or a number of rows that differs.
+
+    Attributes:
+        row: Row of the table, or None if it is the whole.
+        column: The column, or None if it is all of them.
+        source: What the source has there, shortened.
+        table: What the table has there, shortened.
+    """
+
+    row: int | None
+    column: str | None
+    source: str
+    table: str
+
+    def __str__(self) -> str:
+        where = "rows" if self.column is None else f"column {self.column!r}"
+        if self.row is not None:
+            where = f"row {self.row}, {where}"
+        return f"{where}: {self.source} in the source, {self.table} in the table"
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What a comparison found.
+
+    Attributes:
+        rows: Number of rows compared.
+        equal: Whether all is equal.
+        differing: Number of values that differ.
+        differences: The first of them, in the order of the table.
+    """
+
+    rows: int
+    equal: bool
+    differing: int
+    differences: tuple[Difference, ...]
+
+
+def verify(
+    src: str | os.PathLike[str],
+    dst: TableLike,
+    *,
+    format: str = "auto",
+    filter: str | None = None,
+    num_workers: int | None = None,
+    limit: int = 10,
+    storage_options: Mapping[str, str] | None = None,
+    source_options: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Verified:
+    """Compare a dataset with a table: the number of rows, then every row and value.
+
+    It proves a conversion, a link (whose files are read through the table) and an export alike.
+
+    Args:
+        src: The dataset, as for `convert`.
+        dst: The table. Columns that only it has are compared to nothing if the writer made them
+            (counts, links, provenance), else they are a difference.
+        format: As for `convert`.
+        filter: The rows of the dataset that the table should have, in Lance's SQL.
+        num_workers: Processes; None is one a processor, 0 works in this process.
+        limit: Number of differences to describe.
+        storage_options: Of the table.
+        source_options: Of the dataset's store.
+        options: Those of the format, as they were given to `convert`.
+
+    Raises:
+        SourceError: If the dataset is damaged.
+
+    Example:
+        >>> import destrier
+        >>> destrier.verify("data/chunks", "data/digits.lance").equal  # doctest: +SKIP
+        True
+    """
+    source = open_source(Store(src, source_options), format, options=options)
+    table = open_table(dst, storage_options=storage_options)
+    job = _Compare(source, table, filter, limit)
+    first = source.first()
+    shards = [first, *source.rest(Measure(1, 1, 1.0))]
+    with progress("verifying", source.total_rows) as note:
+        counts = _counts(source, shards, filter, num_workers)
+        starts = np.concatenate([[0], np.cumsum(counts)]).tolist()
+        if starts[-1] != table.num_rows:
+            different = Difference(None, None, f"{starts[-1]} rows", f"{table.num_rows} rows")
+            return Verified(0, False, 1, (different,))
+        found: dict[int, tuple[int, list[Difference]]] = {}
+        tasks = list(zip(shards, starts[:-1], strict=True))
+        with Crew(job, num_workers, on_note=note) as crew:
+            found.update(crew.run(tasks))
+    count = sum(found[number][0] for number in found)
+    listed = [each for number in sorted(found) for each in found[number][1]]
+    unique = list(dict.fromkeys(listed))
+    return Verified(starts[-1], not count, count, tuple(unique[:limit]))
+
+
+def _counts(
+    source: Source, shards: list[Shard], filter: str | None, num_workers: int | None
+) -> list[int]:
+    """The number of rows that each shard gives; read if it is not declared."""
+    if filter is None:
+        declared = [[unit.rows for unit in shard.units] for shard in shards]
+        if all(None not in rows for rows in declared):
+            return [sum(row for row in rows if row is not None) for rows in declared]
+    counts: dict[int, int] = {}
+    with Crew(_Count(source, filter), num_workers) as crew:
+        counts.update(crew.run(shards))
+    return [counts[number] for number in range(len(shards))]
+
+
+@dataclass(frozen=True)
+class _Count:
+    source: Source
+    filter: str | None
+
+    def __call__(self, shard: Shard, note: Note) -> int:  # noqa: ARG002 - rows are noted later
+        return sum(batch.num_rows for batch in _batches(self.source, shard, self.filter))
+
+
+@dataclass(frozen=True)
+class _Compare:
+    source: Source
+    table: Table
+    filter: str | None
+    limit: int
+
+    def __call__(self, task: tuple[Shard, int], note: Note) -> tuple[int, list[Difference]]:
+        """Compare a shard with the rows of the table from a row on."""
+        shard, row = task
+        count = 0
+        shown: list[Difference] = []
+        reader: Reader | None = None
+        for batch in _batches(self.source, shard, self.filter):
+            if reader is None:
+                shown.extend(self._columns(batch.schema))
+                count += len(shown)
+                both = [name for name in batch.schema.names if name in self.table.schema.names]
+                reader = Reader(self.table, both)
+            for start, part in _pieces(batch):
+                offsets = np.arange(row + start, row + start + part.num_rows)
+                rows = reader.read(offsets).batch
+                for name in reader.columns:
+                    count += self._values(name, part, rows, row + start, shown)
+            row += batch.num_rows
+            note(batch.num_rows)
+        return count, shown[: self.limit]
+
+    def _columns(self, schema: pa.Schema) -> Iterator[Difference]:
+        theirs = self.table.schema
+        for name in schema.names:
+            if name not in theirs.names:
+                yield Difference(None, name, str(schema.field(name).type), "no such column")
+        companions = {(field.metadata or {}).get(LINK_KEY, b"").decode() for field in theirs}
+        for field in theirs:
+            metadata = field.metadata or {}
+            made = COUNT_KEY in metadata or b"destrier:origin" in metadata
+            if field.name not in schema.names and not made and field.name not in companions:
+                yield Difference(None, field.name, "no such column", str(field.type))
+
+    def _values(
+        self,
+        name: str,
+        source: pa.RecordBatch,
+        table: pa.RecordBatch,
+        first: int,
+        shown: list[Difference],
+    ) -> int:
+        one, other = source.column(name), table.column(name)
+        if one.type != other.type:
+            difference = Difference(None, name, str(one.type), str(other.type))
+            if difference in shown:
+                return 0
+            shown.append(difference)
+            return 1
+        places = np.flatnonzero(differing(one, other))
+        shown.extend(
+            Difference(first + place, name, _show(one[place]), _show(other[place]))
+            for place in places[: self.limit].tolist()
+        )
+        return len(places)
+
+
+def _batches(source: Source, shard: Shard, filter: str | None) -> Iterator[pa.RecordBatch]:
+    keep = None if filter is None else RowFilter(filter)
+    schema = source.schema
+    if schema is None and shard.index:
+        schema = next(source.read(source.first().units[0], None)).schema
+    for unit in shard.units:
+        for batch in source.read(unit, schema):
+            schema = batch.schema if schema is None else schema
+            if keep is None:
+                yield batch
+            else:
+                yield batch.take(pa.array(keep.rows(batch)))
+
+
+def _pieces(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Runs of rows of about 8 MiB, since the table's side is read into memory."""
+    rows = max(1, int((8 << 20) * batch.num_rows / max(batch.nbytes, 1)))
+    for start in range(0, batch.num_rows, rows):
+        yield start, batch.slice(start, rows)
+
+
+def _show(value: pa.Scalar) -> str:
+    text = repr(value.as_py())
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
