@@ -22,11 +22,17 @@ import pytest
 
 from destrier import (
     PermutationBuilder,
+    SourceError,
     StreamingDataLoader,
     StreamingDataset,
     TableError,
     VersionError,
+    WorkerError,
+    WriteError,
 )
+from destrier.files import Store
+from destrier.write import write_table
+from sources import Numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -168,3 +174,58 @@ def test_no_credentials_in_state_repr_and_errors(uri: str, store: dict[str, str]
 def test_a_table_that_is_not_there(store: dict[str, str]) -> None:
     with pytest.raises(TableError, match="nothing-here"):
         StreamingDataset("s3://bench/nothing-here.lance", storage_options=store)
+
+
+# ---- writing ----------------------------------------------------------------------------------
+
+
+def listed(uri: str, store: dict[str, str]) -> list[str]:
+    return [file.path for file in Store(uri, store).files()]
+
+
+def test_write_append_and_leave_nothing_else(store: dict[str, str]) -> None:
+    uri = "s3://bench/writing/t.lance"
+    write_table(Numbers(units_=3), uri, num_workers=2, storage_options=store)
+    write_table(Numbers(units_=2), uri, num_workers=0, mode="append", storage_options=store)
+    dataset = lance.dataset(uri, storage_options=store)
+    ids = dataset.to_table(columns=["id"])["id"].to_pylist()
+    assert ids == [*range(150), *range(100)]
+    data = [path for path in listed("s3://bench/writing", store) if "/data/" in path]
+    assert len(data) == len(dataset.get_fragments()) == 5
+    assert all(path.startswith("t.lance/") for path in listed("s3://bench/writing", store))
+    with pytest.raises(WriteError, match="mode='append'"):
+        write_table(Numbers(units_=3), uri, num_workers=0, storage_options=store)
+
+
+def test_blobs_are_moved_with_their_files(store: dict[str, str]) -> None:
+    uri = "s3://bench/blobs/t.lance"
+    source = Numbers(units_=2, length=4, payload=300_000)
+    write_table(source, uri, num_workers=0, storage_options=store)
+    dataset = StreamingDataset(uri, storage_options=store, columns=["id", "data"], shuffle=False)
+    assert [len(row["data"]) for row in dataset] == [300_000] * 8
+
+
+def test_a_killed_worker_and_going_on(store: dict[str, str], tmp_path: Path) -> None:
+    uri = "s3://bench/killed/t.lance"
+    armed, log = tmp_path / "armed", tmp_path / "log"
+    armed.touch()
+    log.mkdir()
+    source = Numbers(units_=6, die=4, armed=str(armed), log=str(log))
+    with pytest.raises(WorkerError):
+        write_table(source, uri, num_workers=1, storage_options=store)
+    with pytest.raises(TableError):
+        StreamingDataset(uri, storage_options=store)
+    armed.unlink()
+    for path in log.iterdir():
+        path.unlink()
+    write_table(source, uri, num_workers=1, storage_options=store)
+    assert {int(path.name.split("-")[0]) for path in log.iterdir()} == {4, 5}
+    dataset = lance.dataset(uri, storage_options=store)
+    assert dataset.to_table(columns=["id"])["id"].to_pylist() == list(range(300))
+    assert all(path.startswith("t.lance/") for path in listed("s3://bench/killed", store))
+
+
+def test_a_bad_source_leaves_nothing_in_the_store(store: dict[str, str]) -> None:
+    with pytest.raises(SourceError, match="unit 3 is damaged"):
+        write_table(Numbers(fail=3), "s3://bench/bad/t.lance", num_workers=1, storage_options=store)
+    assert listed("s3://bench/bad", store) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping
@@ -180,11 +181,16 @@ class Store:
 
     def remove(self, path: str = "") -> None:
         """Remove a folder and all below it, or a file, if it is there."""
-        info = self._call(path, lambda fs, full: fs.get_file_info(full))
-        if info.type == pafs.FileType.Directory:
-            self._call(path, lambda fs, full: fs.delete_dir(full))
-        elif info.type == pafs.FileType.File:
-            self._call(path, lambda fs, full: fs.delete_file(full))
+
+        def run(fs: pafs.FileSystem, full: str) -> None:
+            kind = fs.get_file_info(full).type
+            with contextlib.suppress(FileNotFoundError):  # an object store's folder may be no more
+                if kind == pafs.FileType.Directory:
+                    fs.delete_dir(full)
+                elif kind == pafs.FileType.File:
+                    fs.delete_file(full)
+
+        self._call(path, run)
 
     def _call(self, path: str, function: Any) -> Any:
         fs, _ = self._opened
