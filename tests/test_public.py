@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import importlib
 import importlib.metadata
@@ -28,13 +29,28 @@ def test_all_is_sorted_and_without_repeats() -> None:
     assert destrier.__all__ == sorted(set(destrier.__all__))
 
 
-def test_all_is_complete() -> None:
-    found = {
-        name
-        for name, value in vars(destrier).items()
-        if not name.startswith("_") and not inspect.ismodule(value)
+def test_every_name_is_there() -> None:
+    for name in destrier.__all__:
+        assert getattr(destrier, name).__module__.startswith("destrier."), name
+    with pytest.raises(AttributeError, match="no attribute 'nix'"):
+        _ = destrier.nix  # type: ignore[attr-defined]
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    tree = ast.parse(Path(str(destrier.__file__)).read_text())
+    seen = {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module and "destrier." in node.module
+        for alias in node.names
     }
-    assert found == set(destrier.__all__)
+    assert seen == set(destrier.__all__)
+
+
+def test_no_module_hides_a_name() -> None:
+    """A module of a public name would become that attribute when it is imported."""
+    folder = Path(str(destrier.__file__)).parent
+    assert not {path.stem for path in folder.iterdir()} & set(destrier.__all__)
 
 
 def test_every_error_is_public() -> None:

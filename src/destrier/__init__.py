@@ -2,50 +2,52 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from destrier.builder import PermutationBuilder as PermutationBuilder
-    from destrier.convert import convert as convert
-    from destrier.dataset import StreamingDataset as StreamingDataset
-    from destrier.errors import ArgumentError as ArgumentError
-    from destrier.errors import ColumnError as ColumnError
-    from destrier.errors import DecodeError as DecodeError
-    from destrier.errors import DestrierError as DestrierError
-    from destrier.errors import DestrierWarning as DestrierWarning
-    from destrier.errors import EmptyError as EmptyError
-    from destrier.errors import FilterError as FilterError
-    from destrier.errors import IterationError as IterationError
-    from destrier.errors import LengthError as LengthError
-    from destrier.errors import LinkError as LinkError
-    from destrier.errors import MissingDependencyError as MissingDependencyError
-    from destrier.errors import ReadError as ReadError
-    from destrier.errors import RowError as RowError
-    from destrier.errors import SchemaError as SchemaError
-    from destrier.errors import SourceError as SourceError
-    from destrier.errors import StateError as StateError
-    from destrier.errors import TableError as TableError
-    from destrier.errors import TransformError as TransformError
-    from destrier.errors import VersionError as VersionError
-    from destrier.errors import WorkerError as WorkerError
-    from destrier.errors import WriteError as WriteError
-    from destrier.loader import StreamingDataLoader as StreamingDataLoader
-    from destrier.order import Order as Order
-    from destrier.permutation import Permutation as Permutation
-    from destrier.table import open_table as open_table
+if _TYPE_CHECKING:
+    from destrier.adding import add_columns
+    from destrier.builder import PermutationBuilder
+    from destrier.conversion import convert, link
+    from destrier.dataset import StreamingDataset
+    from destrier.edit import append, delete, merge, tag, update, upsert
+    from destrier.errors import (
+        ArgumentError,
+        ColumnError,
+        DecodeError,
+        DestrierError,
+        DestrierWarning,
+        EmptyError,
+        FilterError,
+        IterationError,
+        LengthError,
+        LinkError,
+        MissingDependencyError,
+        MissingKeyError,
+        ReadError,
+        RowError,
+        SchemaError,
+        SourceError,
+        StateError,
+        TableError,
+        TransformError,
+        VersionError,
+        WorkerError,
+        WriteError,
+    )
+    from destrier.exporting import export
+    from destrier.loader import StreamingDataLoader
+    from destrier.lookup import get, index
+    from destrier.mapping import map
+    from destrier.optimizing import ALL_DONE, optimize
+    from destrier.order import Order
+    from destrier.permutation import Permutation
+    from destrier.relinking import relink
+    from destrier.table import open_table
+    from destrier.verification import verify
 
-# Names are looked up when they are used: worker processes that write do not pay for PyTorch.
-_PLACES = {
-    "Order": "order",
-    "Permutation": "permutation",
-    "PermutationBuilder": "builder",
-    "StreamingDataLoader": "loader",
-    "StreamingDataset": "dataset",
-    "convert": "convert",
-    "open_table": "table",
-}
-_ERRORS = (
+__all__ = [
+    "ALL_DONE",
     "ArgumentError",
     "ColumnError",
     "DecodeError",
@@ -57,27 +59,75 @@ _ERRORS = (
     "LengthError",
     "LinkError",
     "MissingDependencyError",
+    "MissingKeyError",
+    "Order",
+    "Permutation",
+    "PermutationBuilder",
     "ReadError",
     "RowError",
     "SchemaError",
     "SourceError",
     "StateError",
+    "StreamingDataLoader",
+    "StreamingDataset",
     "TableError",
     "TransformError",
     "VersionError",
     "WorkerError",
     "WriteError",
-)
-__all__ = sorted([*_PLACES, *_ERRORS])  # noqa: PLE0605 - the names stand above
+    "add_columns",
+    "append",
+    "convert",
+    "delete",
+    "export",
+    "get",
+    "index",
+    "link",
+    "map",
+    "merge",
+    "open_table",
+    "optimize",
+    "relink",
+    "tag",
+    "update",
+    "upsert",
+    "verify",
+]
 __version__ = "0.1.0"
 
+# Names are looked up when they are used: processes that only write do not pay for PyTorch.
+_PLACES = {
+    "add_columns": "adding",
+    "PermutationBuilder": "builder",
+    "convert": "conversion",
+    "link": "conversion",
+    "StreamingDataset": "dataset",
+    "append": "edit",
+    "delete": "edit",
+    "merge": "edit",
+    "tag": "edit",
+    "update": "edit",
+    "upsert": "edit",
+    "export": "exporting",
+    "StreamingDataLoader": "loader",
+    "get": "lookup",
+    "index": "lookup",
+    "map": "mapping",
+    "ALL_DONE": "optimizing",
+    "optimize": "optimizing",
+    "Order": "order",
+    "Permutation": "permutation",
+    "relink": "relinking",
+    "open_table": "table",
+    "verify": "verification",
+}
 
-def __getattr__(name: str) -> Any:
-    place = "errors" if name in _ERRORS else _PLACES.get(name)
-    if place is None:
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
         raise AttributeError(f"module 'destrier' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"destrier.{place}"), name)
-    globals()[name] = value
+    value: object = getattr(_import_module(f"destrier.{_PLACES.get(name, 'errors')}"), name)
+    globals()[name] = value  # looked up once; it also hides a module of the same name
     return value
 
 

@@ -150,7 +150,7 @@ def _writing(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _convert(options: argparse.Namespace) -> int:
-    from destrier.convert import convert
+    from destrier.conversion import convert
 
     written = convert(
         options.src,
@@ -162,7 +162,7 @@ def _convert(options: argparse.Namespace) -> int:
 
 
 def _link(options: argparse.Namespace) -> int:
-    from destrier.convert import link
+    from destrier.conversion import link
 
     written = link(options.src, options.dst, **_writing(options))
     return _report(written, options, f"{written.rows:,} of {written.rows_read:,} rows")
@@ -177,7 +177,7 @@ def _report(result: Any, options: argparse.Namespace, said: str) -> int:
 
 
 def _relink(options: argparse.Namespace) -> int:
-    from destrier.relink import relink
+    from destrier.relinking import relink
 
     changed = relink(
         options.uri,
@@ -190,7 +190,7 @@ def _relink(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from destrier.export import export
+    from destrier.exporting import export
 
     exported = export(
         options.src,
@@ -208,7 +208,7 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from destrier.verify import verify
+    from destrier.verification import verify
 
     found = verify(
         options.src,
