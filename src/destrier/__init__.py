@@ -10,7 +10,7 @@ if _TYPE_CHECKING:
     from destrier.builder import PermutationBuilder
     from destrier.conversion import convert, link
     from destrier.dataset import StreamingDataset
-    from destrier.edit import append, delete, merge, tag, update, upsert
+    from destrier.edit import append, delete, tag, update, upsert
     from destrier.errors import (
         ArgumentError,
         ColumnError,
@@ -39,6 +39,7 @@ if _TYPE_CHECKING:
     from destrier.loader import StreamingDataLoader
     from destrier.lookup import get, index
     from destrier.mapping import map
+    from destrier.merging import merge
     from destrier.optimizing import ALL_DONE, optimize
     from destrier.order import Order
     from destrier.permutation import Permutation
@@ -104,7 +105,6 @@ _PLACES = {
     "StreamingDataset": "dataset",
     "append": "edit",
     "delete": "edit",
-    "merge": "edit",
     "tag": "edit",
     "update": "edit",
     "upsert": "edit",
@@ -113,6 +113,7 @@ _PLACES = {
     "get": "lookup",
     "index": "lookup",
     "map": "mapping",
+    "merge": "merging",
     "ALL_DONE": "optimizing",
     "optimize": "optimizing",
     "Order": "order",

@@ -96,6 +96,7 @@ def link(
     mode: str = "create",
     restart: bool = False,
     provenance: bool = False,
+    crc: bool = False,
     storage_options: Mapping[str, str] | None = None,
     source_options: Mapping[str, str] | None = None,
     **options: Any,
@@ -116,6 +117,8 @@ def link(
         mode: ``"create"``, ``"append"`` or ``"overwrite"``.
         restart: Drop what an unfinished call has written.
         provenance: Keep file and row of the source.
+        crc: Read all values once and store their CRCs, so that `verify` finds files that were
+            changed with size and time kept.
         storage_options: Of the table.
         source_options: Of the dataset's store; streams read the files with the table's.
         options: Those of the format.
@@ -148,5 +151,6 @@ def link(
         columns=columns,
         filter=filter,
         provenance=provenance,
+        crc=crc,
         storage_options=storage_options,
     )

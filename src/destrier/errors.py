@@ -6,6 +6,7 @@
     ├── ArgumentError (ValueError)          an argument that cannot be used
     │   ├── ColumnError                     a column that is not there, or not of a usable type
     │   ├── FilterError                     a filter that Lance cannot run
+    │   ├── MissingKeyError (KeyError)      a key that no row has
     │   └── EmptyError                      no rows, or an epoch of no steps
     ├── TableError (OSError)                a table that cannot be opened
     │   └── VersionError (LookupError)      a version, tag or file of it that is gone
@@ -38,6 +39,7 @@ __all__ = [
     "LengthError",
     "LinkError",
     "MissingDependencyError",
+    "MissingKeyError",
     "ReadError",
     "RowError",
     "SchemaError",
@@ -65,6 +67,12 @@ class ColumnError(ArgumentError):
 
 class FilterError(ArgumentError):
     """Lance could not run a filter; the message names the table's columns."""
+
+
+class MissingKeyError(ArgumentError, KeyError):
+    """No row of the table has the key."""
+
+    __str__ = Exception.__str__  # a KeyError would show its text in quotes
 
 
 class EmptyError(ArgumentError):

@@ -25,10 +25,17 @@ class Journal:
     Args:
         destination: The address of what is being written.
         storage_options: Of the destination.
+        kind: Of the job, the ending of the folder's name: jobs of other kinds do not meet.
     """
 
-    def __init__(self, destination: str, storage_options: Mapping[str, str] | None = None) -> None:
-        self.store = Store(destination.rstrip("/") + ".writing", storage_options)
+    def __init__(
+        self,
+        destination: str,
+        storage_options: Mapping[str, str] | None = None,
+        *,
+        kind: str = "writing",
+    ) -> None:
+        self.store = Store(f"{destination.rstrip('/')}.{kind}", storage_options)
         self._lock: int | None = None
 
     @property

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from lance.blob import BlobType
 from numpy.typing import NDArray
 
+from destrier.crcs import CRC, crcs_of_links
 from destrier.errors import ArgumentError, ColumnError, SchemaError
 from destrier.source import LINK
 
@@ -34,7 +35,7 @@ _ORIGIN = (
     pa.field("source_file", pa.string(), metadata={b"destrier:origin": b"file"}),
     pa.field("source_row", pa.int64(), metadata={b"destrier:origin": b"row"}),
 )
-_LINK_STORED = pa.struct([("file_size", pa.uint64()), ("file_stamp", pa.int64())])
+_LINK_STORED = [pa.field("file_size", pa.uint64()), pa.field("file_stamp", pa.int64())]
 
 
 def count_name(column: str) -> str:
@@ -68,6 +69,7 @@ class Layout:
         links: The columns stored as ranges of files that stay where they are.
         counts: The list columns that get a count column.
         provenance: Whether file and row of the source are stored.
+        crc: Whether CRCs of linked values are stored.
         row_bytes: Mean bytes of a row as measured.
     """
 
@@ -78,6 +80,7 @@ class Layout:
     links: tuple[str, ...]
     counts: tuple[str, ...]
     provenance: bool
+    crc: bool
     row_bytes: float
 
     @classmethod
@@ -89,6 +92,7 @@ class Layout:
         columns: Sequence[str] | None,
         compression: Mapping[str, str] | None,
         provenance: bool,
+        crc: bool = False,
     ) -> Layout:
         """Choose how to store columns from their types and from some rows.
 
@@ -98,6 +102,7 @@ class Layout:
             columns: Those to keep, in their order; None keeps all.
             compression: By column, in Lance's names.
             provenance: Store file and row of the source.
+            crc: Store CRCs of linked values.
 
         Raises:
             ColumnError: If a name is not there, is there twice, or is needed for a column of ours.
@@ -112,7 +117,7 @@ class Layout:
         counts = tuple(field.name for field in kept if _counted(field))
         fields: list[pa.Field] = []
         for field in kept:
-            fields.extend(_stored_fields(field, blobs, links, counts))
+            fields.extend(_stored_fields(field, blobs, links, counts, crc=crc))
         if provenance:
             fields.extend(_ORIGIN)
         stored = pa.schema(fields, metadata=schema.metadata)
@@ -127,6 +132,7 @@ class Layout:
             links,
             counts,
             provenance,
+            crc,
             max(1.0, size / max(rows, 1)),
         )
 
@@ -150,7 +156,7 @@ class Layout:
         counts = tuple(c for c in self.counts if count_name(c) in table.names)
         fields: list[pa.Field] = []
         for field in self.kept:
-            fields.extend(_stored_fields(field, blobs, self.links, counts))
+            fields.extend(_stored_fields(field, blobs, self.links, counts, crc=self.crc))
         if self.provenance:
             fields.extend(_ORIGIN)
         ours = {field.name: field for field in fields}
@@ -180,11 +186,16 @@ class Layout:
             self.links,
             counts,
             self.provenance,
+            self.crc,
             self.row_bytes,
         )
 
     def store(
-        self, batch: pa.RecordBatch, file: str, rows: NDArray[np.int64] | None
+        self,
+        batch: pa.RecordBatch,
+        file: str,
+        rows: NDArray[np.int64] | None,
+        options: Mapping[str, str] | None,
     ) -> pa.RecordBatch:
         """A batch of the source as it is stored.
 
@@ -192,6 +203,7 @@ class Layout:
             batch: Its rows.
             file: Where they came from.
             rows: Their numbers there, if they are stored.
+            options: Of the store of linked files, which are read for CRCs.
 
         Raises:
             SchemaError: If a column has another type than the source's first rows.
@@ -204,7 +216,7 @@ class Layout:
                 made[name] = _inline(array)
             elif name in self.links:
                 made[name] = _external(array)
-                made[link_name(name)] = _stamps(array)
+                made[link_name(name)] = self._beside(array, options)
             else:
                 made[name] = array
             if name in self.counts:
@@ -214,6 +226,15 @@ class Layout:
             made["source_row"] = pa.array(rows, pa.int64())
         arrays = [made[name] for name in self.stored.names]
         return pa.RecordBatch.from_arrays(arrays, schema=self.stored)
+
+    def _beside(self, links: pa.StructArray, options: Mapping[str, str] | None) -> pa.Array:
+        values = [links.field(field.name) for field in _LINK_STORED]
+        fields = list(_LINK_STORED)
+        if self.crc:
+            values.append(crcs_of_links(links, options))
+            fields.append(CRC)
+        mask = links.is_null() if links.null_count else None
+        return pa.StructArray.from_arrays(values, fields=fields, mask=mask)
 
     def check(self, schema: pa.Schema, file: str) -> None:
         """Raise unless a batch of the source has its schema.
@@ -246,6 +267,7 @@ class Layout:
             "links": list(self.links),
             "counts": list(self.counts),
             "provenance": self.provenance,
+            "crc": self.crc,
             "row_bytes": self.row_bytes,
         }
 
@@ -260,6 +282,7 @@ class Layout:
             tuple(value["links"]),
             tuple(value["counts"]),
             value["provenance"],
+            value["crc"],
             value["row_bytes"],
         )
 
@@ -292,9 +315,11 @@ def _check_names(schema: pa.Schema) -> None:
                 f"there would be two columns {name!r}; columns named NAME_count, NAME_link, "
                 "source_file and source_row are written beside others: rename, or leave one out"
             )
-        if not name or name.startswith("_row"):
+        if not name or "." in name or name.startswith("_row"):
             raise ColumnError(
-                f"a column cannot be named {name!r} in a Lance table: rename it in the source"
+                f"a column cannot be named {name!r} in a Lance table, where a dot leads into a "
+                "struct and _row... are Lance's own: rename it in the source, or leave it out with "
+                "columns="
             )
         seen.add(name)
 
@@ -306,14 +331,19 @@ def _counted(field: pa.Field) -> bool:
 
 
 def _stored_fields(
-    field: pa.Field, blobs: Iterable[str], links: Iterable[str], counts: Iterable[str]
+    field: pa.Field,
+    blobs: Iterable[str],
+    links: Iterable[str],
+    counts: Iterable[str],
+    *,
+    crc: bool,
 ) -> Iterable[pa.Field]:
     if field.name in blobs:
         yield _blob_field(field, {})
     elif field.name in links:
         companion = link_name(field.name)
         yield _blob_field(field, {LINK_KEY: companion.encode()})
-        yield pa.field(companion, _LINK_STORED)
+        yield pa.field(companion, pa.struct([*_LINK_STORED, CRC] if crc else _LINK_STORED))
     else:
         yield field
     if field.name in counts:
@@ -365,17 +395,14 @@ def _inline(array: pa.Array) -> pa.Array:
 
 
 def _external(array: pa.StructArray) -> pa.Array:
-    data = pa.nulls(len(array), pa.large_binary())
-    return _blobs([data, array.field(0), array.field(1), array.field(2)], array)
+    # Lance takes no range without bytes: it would be the whole file.
+    empty = pc.fill_null(pc.equal(array.field(2), 0), fill_value=False)
+    data = pc.if_else(empty, pa.scalar(b"", pa.large_binary()), pa.scalar(None, pa.large_binary()))
+    ranges = (pc.if_else(empty, None, array.field(number)) for number in range(3))
+    return _blobs([data, *ranges], array)
 
 
 def _blobs(fields: list[pa.Array], array: pa.Array) -> pa.Array:
     mask = array.is_null() if array.null_count else None
     storage = pa.StructArray.from_arrays(fields, ["data", "uri", "position", "size"], mask=mask)
     return pa.ExtensionArray.from_storage(BlobType(), storage)
-
-
-def _stamps(array: pa.StructArray) -> pa.Array:
-    fields = [array.field(3), array.field(4)]
-    mask = array.is_null() if array.null_count else None
-    return pa.StructArray.from_arrays(fields, fields=list(_LINK_STORED), mask=mask)

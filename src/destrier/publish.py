@@ -15,7 +15,7 @@ from destrier.files import Store
 from destrier.journal import Journal
 from destrier.table import Table, lance_call, open_table
 
-__all__ = ["discard", "publish", "published_version"]
+__all__ = ["discard", "move_files", "publish", "published_version"]
 
 _MOVERS = 8  # files moved at a time; on object stores a move is a copy by the server
 
@@ -52,7 +52,7 @@ def publish(
     read_version = 0 if base is None else base.version
     journal.write("publish.json", {"version": read_version, "names": names})
     table = Store(uri, storage_options)
-    moved = _move(journal.store, table, names)
+    moved = move_files(journal.store, table, names)
     operation = (
         lance.LanceOperation.Overwrite(schema, metadata)
         if overwrite
@@ -103,15 +103,22 @@ def discard(journal: Journal, uri: str, storage_options: Mapping[str, str] | Non
     entry = journal.read("publish.json")
     if entry is not None and published_version(journal, uri, storage_options) is None:
         table = Store(uri, storage_options)
-        for name in entry["names"]:
-            for path in _paths(table, {name}):
-                table.remove(path)
+        for path in _paths(table, set(entry["names"]) - _held(uri, storage_options)):
+            table.remove(path)
         if table.local and not table.files():
             table.remove()
     journal.clear()
 
 
-def _move(source: Store, target: Store, names: list[str]) -> list[str]:
+def _held(uri: str, storage_options: Mapping[str, str] | None) -> set[str]:
+    """The files of the latest version; its own version may have been cleaned up since."""
+    try:
+        return _names(open_table(uri, storage_options=storage_options).dataset)
+    except TableError:
+        return set()
+
+
+def move_files(source: Store, target: Store, names: list[str]) -> list[str]:
     """Move data files and the blob files that belong to them; those moved before are passed."""
     paths = _paths(source, set(names))
     missing = set(names) - {path.removeprefix("data/") for path in paths}

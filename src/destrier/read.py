@@ -13,8 +13,11 @@ import pyarrow as pa
 
 from destrier.columns import empty_array
 from destrier.counters import Counts
-from destrier.errors import ReadError, RowError
+from destrier.errors import LinkError, ReadError, RowError
 from destrier.keyed import Ints
+from destrier.layout import LINK_KEY, is_blob
+from destrier.linkreader import BrokenLinksError, LinkReader
+from destrier.links import companion
 from destrier.table import Table, lance_call
 
 __all__ = ["Reader", "Rows"]
@@ -45,11 +48,20 @@ class _Bad(dict[int, ReadError]):
     some_good = False
 
 
+class _BrokenError(Exception):
+    """Rows of a block whose links are broken, by place, and in which column."""
+
+    def __init__(self, column: str, errors: dict[int, LinkError]) -> None:
+        super().__init__(column)
+        self.column = column
+        self.errors = errors
+
+
 class Reader:
     """Reads chosen columns of rows by offset: sorted, each row once, in few large requests.
 
-    Safe to call from several threads. Blob columns are read through Lance's blob calls, all others
-    through takes.
+    Safe to call from several threads. Linked columns are read from their files, other blob columns
+    through Lance's blob calls, and all others through takes.
 
     Args:
         table: The pinned table.
@@ -72,8 +84,11 @@ class Reader:
         self.counts = Counts() if counts is None else counts
         self._lost = 0  # rows that failed, over blocks, since one could be read
         schema = table.schema
-        self._blobs = [name for name in columns if _is_blob(schema.field(name))]
-        self._plain = [name for name in columns if name not in self._blobs]
+        found = {name: companion(schema, name) for name in columns}
+        self._companions = {name: beside for name, beside in found.items() if beside is not None}
+        blobs = (name for name in columns if is_blob(schema.field(name)))
+        self._blobs = {name for name in blobs if name not in self._companions}
+        self._links = LinkReader(table.storage_options)
         self.schema = pa.schema([_read_field(schema.field(name)) for name in columns])
 
     def read(self, offsets: Ints) -> Rows:
@@ -106,7 +121,9 @@ class Reader:
         if not len(offsets):
             return _empty(self.schema)
         try:
-            batch = self._take(offsets, self._plain, self._blobs)
+            batch = self._take(offsets, self.columns)
+        except _BrokenError as broken:
+            return self._read_others(offsets, broken, bad)
         except ReadError as error:
             if _GONE.search(str(error)) and ".lance" in str(error):
                 raise ReadError(
@@ -119,13 +136,7 @@ class Reader:
                 if not self.tolerant:
                     raise named from error
                 bad[offset] = named
-                if not bad.some_good:
-                    self._lost += 1
-                if self._lost >= _HOPELESS:
-                    raise ReadError(
-                        f"none of {self._lost} rows of {self.table.name} could be read, so it is "
-                        f"not the rows: {named}"
-                    ) from error
+                self._check_hope(named, 1, bad)
                 return _empty(self.schema)
         else:
             bad.some_good = True
@@ -135,41 +146,87 @@ class Reader:
         halves = [self._read_good(part, bad) for part in (offsets[:middle], offsets[middle:])]
         return pa.concat_batches(halves)
 
+    def _read_others(self, offsets: Ints, broken: _BrokenError, bad: _Bad) -> pa.RecordBatch:
+        """Read the rows whose links are not broken."""
+        named = {
+            int(offsets[place]): self._named(int(offsets[place]), broken.column, error)
+            for place, error in sorted(broken.errors.items())
+        }
+        first = next(iter(named.values()))
+        if not self.tolerant:
+            raise first from None
+        bad.update(named)
+        batch = self._read_good(np.delete(offsets, list(broken.errors)), bad)
+        self._check_hope(first, len(named), bad)
+        return batch
+
+    def _check_hope(self, error: ReadError, lost: int, bad: _Bad) -> None:
+        """Count rows that failed, and raise if too many did in a row."""
+        if not bad.some_good:
+            self._lost += lost
+        if self._lost >= _HOPELESS:
+            raise type(error)(
+                f"none of {self._lost} rows of {self.table.name} could be read, so it is not the "
+                f"rows: {error}"
+            ) from error
+
     def _name_column(self, offset: int, error: ReadError) -> ReadError:
-        culprit, said = None, str(error)
+        culprit, cause = None, error
         for name in self.columns:
-            plain, blobs = ([], [name]) if name in self._blobs else ([name], [])
             try:
-                self._take(np.array([offset]), plain, blobs)
+                self._take(np.array([offset]), [name])
             except ReadError as again:
-                culprit, said = name, str(again)
+                culprit, cause = name, again
                 break
-        where = f"column {culprit!r} of row {offset}" if culprit else f"row {offset}"
-        return ReadError(
-            f"cannot read {where} of {self.table.name}: {said}", offset=offset, column=culprit
+            except _BrokenError as broken:
+                culprit, cause = name, broken.errors[0]
+                break
+        return self._named(offset, culprit, cause)
+
+    def _named(self, offset: int, column: str | None, cause: ReadError) -> ReadError:
+        where = f"row {offset}" if column is None else f"column {column!r} of row {offset}"
+        return type(cause)(
+            f"cannot read {where} of {self.table.name}: {cause}", offset=offset, column=column
         )
 
-    def _take(self, offsets: Ints, plain: list[str], blobs: list[str]) -> pa.RecordBatch:
-        dataset = self.table.dataset
-        found: dict[str, pa.Array] = {}
-        if plain:
-            taken = self._call(lambda: dataset.take(pa.array(offsets), columns=plain))
-            if taken.num_rows != len(offsets):
-                raise ReadError(
-                    f"Lance returned {taken.num_rows} rows of {self.table.name} "
-                    f"for {len(offsets)} offsets"
-                )
-            for name in plain:
-                column = taken.column(name)
-                chunks = column.chunks
-                found[name] = chunks[0] if len(chunks) == 1 else _combine(column)
-        for name in blobs:
-            found[name] = self._take_blobs(name, offsets)
-        names = [name for name in self.columns if name in found]
-        fields = [self.schema.field(name) for name in names]
-        return pa.RecordBatch.from_arrays([found[name] for name in names], schema=pa.schema(fields))
+    def _take(self, offsets: Ints, columns: list[str]) -> pa.RecordBatch:
+        fields = [self.schema.field(name) for name in columns]
+        kept = [name for name in columns if name not in self._blobs]
+        taken: dict[str, pa.Array] = {}
+        if kept:
+            beside = [self._companions[name] for name in kept if name in self._companions]
+            taken = self._take_kept(offsets, list(dict.fromkeys(kept + beside)))
+        found: list[pa.Array] = []
+        for name in columns:
+            if name in self._blobs:
+                found.append(_binary(self._read_blobs(name, offsets)))
+            elif name in self._companions:
+                found.append(self._read_linked(name, offsets, taken))
+            else:
+                found.append(taken[name])
+        return pa.RecordBatch.from_arrays(found, schema=pa.schema(fields))
 
-    def _take_blobs(self, name: str, offsets: Ints) -> pa.Array:
+    def _take_kept(self, offsets: Ints, names: list[str]) -> dict[str, pa.Array]:
+        """Take what the rows hold themselves: values, and descriptions of linked ones."""
+        taken = self._call(lambda: self.table.dataset.take(pa.array(offsets), columns=names))
+        if taken.num_rows != len(offsets):
+            raise ReadError(
+                f"Lance returned {taken.num_rows} rows of {self.table.name} "
+                f"for {len(offsets)} offsets"
+            )
+        return {name: _combine(taken.column(name)) for name in names}
+
+    def _read_linked(self, name: str, offsets: Ints, taken: dict[str, pa.Array]) -> pa.Array:
+        try:
+            return self._links.read(
+                taken[name],
+                taken[self._companions[name]],
+                lambda places: self._read_blobs(name, offsets[places]),
+            )
+        except BrokenLinksError as broken:
+            raise _BrokenError(name, broken.errors) from None
+
+    def _read_blobs(self, name: str, offsets: Ints) -> list[bytes | None]:
         pairs = self._call(
             lambda: self.table.dataset.read_blobs(
                 name, indices=offsets.tolist(), preserve_order=True
@@ -179,7 +236,7 @@ class Reader:
             raise ReadError(
                 f"Lance returned {len(pairs)} blobs of {self.table.name} for {len(offsets)} offsets"
             )
-        return pa.array([value for _, value in pairs], pa.large_binary())
+        return [value for _, value in pairs]
 
     def _call(self, function: Callable[[], Any]) -> Any:
         return lance_call(f"reading {self.table.name}", function, self.table.secrets)
@@ -197,21 +254,23 @@ def _empty(schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _combine(column: pa.ChunkedArray) -> pa.Array:
+    if column.num_chunks == 1:
+        return column.chunk(0)
     combined = column.combine_chunks()
     return combined.chunk(0) if isinstance(combined, pa.ChunkedArray) else combined
 
 
-def _is_blob(field: pa.Field) -> bool:
-    metadata = field.metadata or {}
-    if metadata.get(b"lance-encoding:blob", b"").lower() == b"true":
-        return True
-    kind = field.type
-    name = (
-        getattr(kind, "extension_name", "") or metadata.get(b"ARROW:extension:name", b"").decode()
-    )
-    return name.startswith("lance.blob")
+def _binary(values: list[bytes | None]) -> pa.Array:
+    return pa.array(values, pa.large_binary())
 
 
 def _read_field(field: pa.Field) -> pa.Field:
-    """The field as it is read: blobs arrive as their bytes."""
-    return pa.field(field.name, pa.large_binary()) if _is_blob(field) else field
+    """The field as it is read: blobs arrive as their bytes, and nothing says how they are kept."""
+    if not is_blob(field):
+        return field
+    metadata = {
+        key: value
+        for key, value in (field.metadata or {}).items()
+        if key != LINK_KEY and not key.startswith((b"lance-encoding:", b"ARROW:extension:"))
+    }
+    return pa.field(field.name, pa.large_binary(), metadata=metadata or None)

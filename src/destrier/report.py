@@ -12,6 +12,7 @@ import numpy as np
 
 from destrier.errors import ArgumentError, DestrierWarning
 from destrier.keyed import Ints
+from destrier.links import outside_row_bytes
 from destrier.plan import Steps, check_batch
 from destrier.read import Reader
 from destrier.runner import (
@@ -353,7 +354,8 @@ class _Plan:
         stored = lance_call(f"describing {table.name}", lambda: stored_bytes(table))
         fragments = table.dataset.get_fragments()
         physical = sum(fragment.metadata.physical_rows for fragment in fragments)
-        return float(sum(stored[name] for name in self.columns) / physical)
+        kept = float(sum(stored[name] for name in self.columns) / physical)
+        return kept + outside_row_bytes(table, self.columns)
 
     def share(self, rank: int, step: int) -> Share:
         """What one rank reads in one step."""

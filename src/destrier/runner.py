@@ -16,6 +16,7 @@ import torch.distributed as dist
 from destrier.batch import Finished, RawBatch
 from destrier.columns import dense_bytes, dense_type
 from destrier.errors import ColumnError, DestrierError, DestrierWarning, ReadError, StateError
+from destrier.links import delivered_columns
 from destrier.pipeline import Delivery, Epoch, Pipeline
 from destrier.plan import Shares, Steps
 from destrier.read import Reader
@@ -45,7 +46,7 @@ def chosen_columns(stream: Stream, columns: list[str] | None) -> list[str]:
     Raises:
         ColumnError: If one is not in the table, or none is left.
     """
-    names = list(stream.table.schema.names) if columns is None else list(columns)
+    names = delivered_columns(stream.table.schema) if columns is None else list(columns)
     stream.table.check_columns(names)
     if not names:
         raise ColumnError(

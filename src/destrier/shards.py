@@ -67,6 +67,7 @@ class ShardWriter:
         filter: Rows to keep, in Lance's SQL.
         compression: By column.
         provenance: Whether file and row are stored.
+        crc: Whether CRCs of linked values are stored.
         target: Schema of the table that is appended to, and its name; or None.
         version: Lance's storage version.
     """
@@ -78,6 +79,7 @@ class ShardWriter:
     filter: str | None = None
     compression: Mapping[str, str] | None = None
     provenance: bool = False
+    crc: bool = False
     target: tuple[pa.Schema, str] | None = None
     version: str = _FORMAT
 
@@ -178,6 +180,7 @@ class _ShardRun:
             columns=self.job.columns,
             compression=self.job.compression,
             provenance=self.job.provenance,
+            crc=self.job.crc,
         )
         if self.job.target is not None:
             layout = layout.fit(*self.job.target)
@@ -189,7 +192,7 @@ class _ShardRun:
     ) -> pa.RecordBatch:
         self.rows_out += batch.num_rows
         self.nbytes += batch.nbytes
-        return layout.store(batch, file, rows)
+        return layout.store(batch, file, rows, self.job.storage_options)
 
     def _rows(self) -> Iterator[_Part]:
         """The rows that are kept, with the name of their unit and their numbers in it."""

@@ -164,7 +164,12 @@ class Table:
 
     @cached_property
     def row_bytes(self) -> float:
-        """Average bytes of a row over all columns, from the sizes in the manifest."""
+        """Average bytes of a row over all columns, from the sizes in the manifest.
+
+        Those of values outside the data files, as linked ones, are taken from some rows.
+        """
+        from destrier.links import outside_row_bytes
+
         rows = self.num_rows
         stored = sum(
             int(file.file_size_bytes or 0)
@@ -173,7 +178,8 @@ class Table:
         )
         fixed = sum(_fixed_width(field.type) for field in self.schema)
         # Compression makes files smaller than the rows that memory must hold.
-        return max(stored / rows if rows else 0.0, fixed, 1.0)
+        outside = outside_row_bytes(self, self.schema.names)
+        return max(stored / rows + outside if rows else 0.0, fixed, 1.0)
 
     @property
     def identity(self) -> str:

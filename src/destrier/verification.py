@@ -11,11 +11,13 @@ import numpy as np
 import pyarrow as pa
 
 from destrier.compare import differing
+from destrier.crcs import CRC, crcs_of
 from destrier.crew import Crew, Note
 from destrier.files import Store
 from destrier.filtering import RowFilter
 from destrier.formats import open_source
 from destrier.layout import COUNT_KEY, LINK_KEY
+from destrier.links import companion
 from destrier.progress import progress
 from destrier.read import Reader
 from destrier.source import Measure, Shard, Source
@@ -162,17 +164,21 @@ class _Compare:
         count = 0
         shown: list[Difference] = []
         reader: Reader | None = None
+        crcs: dict[str, Reader] = {}
         for batch in _batches(self.source, shard, self.filter):
             if reader is None:
                 shown.extend(self._columns(batch.schema))
                 count += len(shown)
                 both = [name for name in batch.schema.names if name in self.table.schema.names]
                 reader = Reader(self.table, both)
+                crcs = {name: Reader(self.table, [at]) for name, at in self._with_crcs(both)}
             for start, part in _pieces(batch):
                 offsets = np.arange(row + start, row + start + part.num_rows)
                 rows = reader.read(offsets).batch
                 for name in reader.columns:
                     count += self._values(name, part, rows, row + start, shown)
+                for name, beside in crcs.items():
+                    count += self._crcs(name, rows, beside.read(offsets).batch, row + start, shown)
             row += batch.num_rows
             note(batch.num_rows)
         return count, shown[: self.limit]
@@ -207,6 +213,34 @@ class _Compare:
         places = np.flatnonzero(differing(one, other))
         shown.extend(
             Difference(first + place, name, _show(one[place]), _show(other[place]))
+            for place in places[: self.limit].tolist()
+        )
+        return len(places)
+
+    def _with_crcs(self, names: list[str]) -> Iterator[tuple[str, str]]:
+        """The linked columns that were made with CRCs, and where these are."""
+        schema = self.table.schema
+        for name in names:
+            beside = companion(schema, name)
+            if beside is not None and schema.field(beside).type.get_field_index(CRC.name) >= 0:
+                yield name, beside
+
+    def _crcs(
+        self,
+        name: str,
+        rows: pa.RecordBatch,
+        recorded: pa.RecordBatch,
+        first: int,
+        shown: list[Difference],
+    ) -> int:
+        """Compare with what was read when it was linked: the source may have changed since."""
+        stored = recorded.column(0).field(CRC.name)
+        found = crcs_of(rows.column(name))
+        places = np.flatnonzero(differing(found, stored))
+        shown.extend(
+            Difference(
+                first + place, name, f"CRC {found[place]} now", f"CRC {stored[place]} when linked"
+            )
             for place in places[: self.limit].tolist()
         )
         return len(places)

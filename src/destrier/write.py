@@ -63,6 +63,7 @@ def write_table(
     filter: str | None = None,
     compression: Mapping[str, str] | None = None,
     provenance: bool = False,
+    crc: bool = False,
     storage_options: Mapping[str, str] | None = None,
 ) -> Written:
     """Write a source as a table, or onto one.
@@ -77,6 +78,7 @@ def write_table(
         filter: The rows to keep, in Lance's SQL.
         compression: By column: ``"zstd"``, ``"zstd:9"``, ``"lz4"``, ``"fsst"`` or ``"none"``.
         provenance: Store file and row of the source in two more columns.
+        crc: Store CRCs of linked values, for which all of them are read.
         storage_options: Of the table, as Lance takes them.
 
     Raises:
@@ -98,6 +100,7 @@ def write_table(
         "filter": filter,
         "compression": dict(compression or {}),
         "provenance": provenance,
+        "crc": crc,
     }
     with Journal(store.uri, storage_options).held() as journal:
         run = _Run(source, store, journal, mode, storage_options)
@@ -189,6 +192,7 @@ class _Run:
             filter=job["filter"],
             compression=job["compression"],
             provenance=job["provenance"],
+            crc=job["crc"],
             target=None if appended is None else (appended.schema, appended.name),
             version="2.2" if appended is None else appended.dataset.data_storage_version,
         )

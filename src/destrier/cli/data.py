@@ -33,6 +33,7 @@ def add_commands(commands: Any) -> None:
     command = add(commands, "link", "make a table of files that stay where they are")
     _add_ends(command, "files, tars, or uncompressed MDS or LitData chunks", "the table")
     _add_writing(command)
+    command.add_argument("--crc", action="store_true", help="read all values and store their CRCs")
     command.set_defaults(run=_link)
 
     command = add(commands, "relink", "tell a linked table that its files have moved")
@@ -164,7 +165,7 @@ def _convert(options: argparse.Namespace) -> int:
 def _link(options: argparse.Namespace) -> int:
     from destrier.conversion import link
 
-    written = link(options.src, options.dst, **_writing(options))
+    written = link(options.src, options.dst, crc=options.crc, **_writing(options))
     return _report(written, options, f"{written.rows:,} of {written.rows_read:,} rows")
 
 

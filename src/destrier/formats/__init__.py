@@ -48,8 +48,8 @@ def detect(store: Store) -> str:
         if found:
             return found if isinstance(found, str) else module
     raise SourceError(
-        f"{store.shown} is nothing that can be converted: there is no file below it, or of none of "
-        f"the formats {', '.join(FORMATS)}"
+        f"{store.shown} is nothing that can be converted: there is no file, or none of the formats "
+        f"{', '.join(FORMATS)}; format='folder' takes any files as bytes"
     )
 
 

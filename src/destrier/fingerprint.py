@@ -1,0 +1,195 @@
+"""Digests of functions and inputs, by which a job that was not finished is known again."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import hashlib
+import io
+import pickle
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+__all__ = ["fingerprint"]
+
+_GROUP = 4096  # inputs that are pickled at once
+
+
+def fingerprint(*values: Any) -> str:
+    """A digest of values that is the same in another process.
+
+    Functions are named by module, name, code, defaults, the values that they close over and what
+    they use of their own module; comments and line numbers do not matter. Inputs count by value.
+    A value that cannot be pickled counts by its type.
+    """
+    digest = _Digest()
+    for value in values:
+        digest.add(value)
+    return digest.hash.hexdigest()
+
+
+class _Digest:
+    def __init__(self) -> None:
+        self.hash = hashlib.blake2b(digest_size=16)
+        self.seen: dict[int, int] = {}  # functions and classes, which may refer to each other
+        self.kept: list[Any] = []  # so that no identity is used twice
+        self.inside: set[int] = set()  # containers, which may hold themselves
+
+    def put(self, *words: Any) -> None:
+        for word in words:
+            data = word if isinstance(word, bytes) else repr(word).encode("utf-8", "replace")
+            self.hash.update(len(data).to_bytes(8, "little"))
+            self.hash.update(data)
+
+    def add(self, value: Any) -> None:
+        if isinstance(value, types.FunctionType):
+            self._function(value)
+        elif isinstance(value, types.MethodType):
+            self.put("method")
+            self.add(value.__func__)
+            self.add(value.__self__)
+        elif isinstance(value, functools.partial):
+            self.put("partial")
+            self.add([value.func, list(value.args), value.keywords])
+        elif isinstance(value, type):
+            self._class(value)
+        elif isinstance(value, types.ModuleType):
+            self.put("module", value.__name__)
+        elif type(value) in (dict, list, tuple):
+            self._container(value)
+        elif isinstance(value, set | frozenset):
+            self.put("set", sorted(fingerprint(item) for item in value))
+        elif isinstance(value, np.ndarray) and value.dtype.kind in "biufcSUMm":
+            self.put("array", value.dtype.str, value.shape, np.ascontiguousarray(value).tobytes())
+        else:
+            self._object(value)
+
+    def _once(self, value: Any, name: str) -> bool:
+        number = self.seen.setdefault(id(value), len(self.seen))
+        self.put(name, number)
+        if number < len(self.kept):
+            return False
+        self.kept.append(value)
+        return True
+
+    def _function(self, function: types.FunctionType) -> None:
+        if not self._once(function, "function"):
+            return
+        self.put(_module(function), function.__qualname__)
+        self._code(function.__code__)
+        self.add(function.__defaults__)
+        self.add(function.__kwdefaults__)
+        for cell in function.__closure__ or ():
+            try:
+                self.add(cell.cell_contents)
+            except ValueError:  # not filled yet
+                self.put("empty")
+        for name in sorted(_names(function.__code__)):
+            if name in function.__globals__:
+                self.put(name)
+                self._used(function.__globals__[name], function)
+
+    def _used(self, value: Any, function: types.FunctionType) -> None:
+        """What a function uses of its module: its own things by content, others by name."""
+        if isinstance(value, types.FunctionType | type) and _module(value) != _module(function):
+            self.put(_module(value), value.__qualname__)
+        else:
+            self.add(value)
+
+    def _class(self, kind: type) -> None:
+        if not self._once(kind, "class"):
+            return
+        self.put(_module(kind), kind.__qualname__)
+        if _module(kind) == "__main__":  # it may have been edited
+            for name, value in sorted(vars(kind).items()):
+                if isinstance(value, types.FunctionType):
+                    self.put(name)
+                    self.add(value)
+
+    def _code(self, code: types.CodeType) -> None:
+        self.put(code.co_code, code.co_names, code.co_varnames, code.co_freevars)
+        for constant in code.co_consts:
+            if isinstance(constant, types.CodeType):
+                self._code(constant)
+            elif isinstance(constant, frozenset):
+                self.put(sorted(map(repr, constant)))
+            else:
+                self.put(constant)
+
+    def _container(self, value: Any) -> None:
+        if id(value) in self.inside:
+            self.put("itself")
+            return
+        self.inside.add(id(value))
+        if type(value) is dict:
+            self._dict(value)
+        else:
+            self._sequence(value)
+        self.inside.discard(id(value))
+
+    def _dict(self, value: Mapping[Any, Any]) -> None:
+        self.put("dict", len(value))
+        for key, item in value.items():
+            self.add(key)
+            self.add(item)
+
+    def _sequence(self, values: Sequence[Any]) -> None:
+        self.put(type(values).__name__, len(values))
+        for start in range(0, len(values), _GROUP):
+            group = values[start : start + _GROUP]
+            if set(map(type, group)) <= _PLAIN:
+                self.put(_pickled(list(group)))
+            else:
+                for value in group:
+                    self.add(value)
+
+    def _object(self, value: Any) -> None:
+        kind = type(value)
+        if kind in _PLAIN or kind is range:
+            self.put(kind.__name__, value)
+            return
+        self.add(kind)
+        state = getattr(value, "__dict__", None)
+        if kind.__module__ == "__main__" and state is not None:
+            self._container(state)
+            return
+        if isinstance(getattr(value, "__wrapped__", None), types.FunctionType):
+            self.add(value.__wrapped__)
+            return
+        try:
+            self.put(_pickled(value))
+        except Exception:
+            self.put("not picklable")
+
+
+_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
+
+
+def _pickled(value: Any) -> bytes:
+    """Pickled without a memo, which would tell equal values from the same one."""
+    stream = io.BytesIO()
+    pickler = pickle.Pickler(stream, protocol=4)
+    pickler.fast = True
+    try:
+        pickler.dump(value)
+    except (ValueError, RecursionError):  # it refers to itself
+        return pickle.dumps(value, protocol=4)
+    return stream.getvalue()
+
+
+def _module(value: Any) -> str:
+    name = str(value.__module__)
+    return "__main__" if name == "__mp_main__" else name
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """The global names that a function and those inside it use."""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            yield str(instruction.argval)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)

@@ -1,0 +1,549 @@
+"""Tables of the rows that functions make, and jobs that write files."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import pickle
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import lance
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from destrier import StreamingDataLoader, StreamingDataset
+from destrier.errors import (
+    ArgumentError,
+    DestrierWarning,
+    EmptyError,
+    SchemaError,
+    SourceError,
+    WorkerError,
+    WriteError,
+)
+from destrier.fingerprint import fingerprint
+from destrier.inputs import IterableSource, SequenceSource
+from destrier.mapping import map as map_inputs
+from destrier.optimizing import ALL_DONE, optimize
+from destrier.source import Measure, Source
+
+
+def rows_of(source: Source, measure: Measure | None = None) -> list[dict[str, Any]]:
+    """Read all shards as a worker would, through a pickle."""
+    other = pickle.loads(pickle.dumps(source))
+    batches: list[pa.RecordBatch] = []
+    schema = source.schema
+    first = source.first()
+    shards = [first]
+    for shard in shards:
+        for unit in pickle.loads(pickle.dumps(shard)).units:
+            for batch in other.read(unit, schema):
+                schema = schema or batch.schema
+                batches.append(batch)
+        if shard is first:
+            shards.extend(source.rest(measure or Measure(64, 6400, 0.2)))
+    assert [shard.index for shard in shards] == list(range(len(shards)))
+    source.failures.extend(other.failures)
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return lance.dataset(path).to_table().to_pylist()
+
+
+class Squares(Sequence[int]):
+    """A sequence of its own kind."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, number: Any) -> Any:
+        return number * number
+
+
+def one(number: int) -> dict[str, int]:
+    return {"n": number}
+
+
+def several(number: int) -> Any:
+    for i in range(number % 4):
+        yield {"n": number, "i": i}
+
+
+def expected(numbers: Any) -> list[dict[str, int]]:
+    return [row for number in numbers for row in several(number)]
+
+
+# ---- what a function may return ---------------------------------------------------------------
+
+
+def test_one_row_an_input() -> None:
+    assert rows_of(SequenceSource(one, range(1000))) == [{"n": i} for i in range(1000)]
+    assert rows_of(SequenceSource(one, Squares(70))) == [{"n": i * i} for i in range(70)]
+    assert rows_of(SequenceSource(one, np.arange(3))) == [{"n": i} for i in range(3)]
+
+
+def test_a_generator_filters_and_explodes() -> None:
+    assert rows_of(SequenceSource(several, range(300))) == expected(range(300))
+    assert rows_of(SequenceSource(lambda n: list(several(n)), range(300))) == expected(range(300))
+
+
+def test_none_is_no_row() -> None:
+    rows = rows_of(SequenceSource(lambda n: one(n) if n % 7 == 0 else None, range(200)))
+    assert rows == [{"n": i} for i in range(0, 200, 7)]
+
+
+def test_batches_of_rows() -> None:
+    def batches(number: int) -> Any:
+        if number % 2:
+            return pa.record_batch({"n": [number], "i": [0]})
+        return (pa.Table.from_pylist(list(several(n))) for n in (1, number, 2) if n % 4)
+
+    rows = rows_of(SequenceSource(batches, range(100)))
+    parts = [[{"n": n, "i": 0}] if n % 2 else expected([1, n, 2]) for n in range(100)]
+    assert rows == [row for part in parts for row in part]
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (lambda n: n, "returned int 0 for input 0"),
+        (lambda _: "text", "returned str 'text' for input 0"),
+        (lambda _: iter([1]), "gave int 1 as a row of input 0"),
+        (lambda _: [None], "gave NoneType None as a row of input 0"),
+        (lambda _: {}, "input 0 has no columns"),
+    ],
+)
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_what_is_no_row(function: Any, text: str, on_error: str) -> None:
+    with pytest.raises(SourceError, match=text) as caught:
+        rows_of(SequenceSource(function, range(3), None, on_error))
+    assert caught.value.row == 0
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_row_of_another_type_names_its_input(many: bool) -> None:
+    def function(number: int) -> Any:
+        bad = number == 150
+        if not many:
+            return {"n": "x" if bad else 1}
+        return ({"n": "x" if bad and i == 2 else 1} for i in range(number % 2 * 5 + 3 * bad))
+
+    with pytest.raises(SchemaError) as caught:
+        rows_of(SequenceSource(function, range(200)))
+    assert (caught.value.row, caught.value.column) == (150, "n")
+    assert str(caught.value).startswith("row 2 of input 150" if many else "input 150, column 'n'")
+
+
+def test_a_declared_schema_is_kept() -> None:
+    schema = pa.schema([pa.field("n", pa.int16(), metadata={"k": "v"})])
+    source = SequenceSource(one, range(3), schema)
+    assert source.schema is schema
+    (batch,) = source.read(source.first().units[0], schema)
+    assert batch.schema.equals(schema, check_metadata=True)
+    with pytest.raises(SchemaError, match="input 0"):
+        rows_of(SequenceSource(lambda _: {"n": 40_000}, [0], schema))
+
+
+# ---- shards -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("count", "nbytes", "seconds", "shards"),
+    [
+        (10, 100, 0.1, 0),  # an input is 10 bytes: all are in the first shard
+        (64 + 1000, 6400, 0.1, 1),  # cheap: some milliseconds in all
+        (64 + 10_000_000, 6400, 0.1, 32),  # cheap, but many
+        (64 + 640, 6400, 64.1, 32),  # a second each: even shares
+        (64 + 6400, 6400, 640.1, 1000),  # ten seconds each: little is lost
+        (64 + 3200, 64 << 20, 0.1, 13),  # a mebibyte each: no shard over 256 MiB
+        (64 + 3, 64 << 30, 6400, 3),  # a gibibyte each
+    ],
+)
+def test_shards_are_cut_by_what_the_first_one_took(
+    count: int, nbytes: int, seconds: float, shards: int
+) -> None:
+    source = SequenceSource(one, range(count))
+    first = source.first()
+    measure = Measure(64, nbytes, seconds)
+    rest = list(source.rest(measure))
+    assert abs(len(rest) - shards) <= 1
+    assert rest == list(SequenceSource(one, range(count)).rest(measure))
+    places = [unit.place for shard in [first, *rest] for unit in shard.units]
+    assert [p for place in places for p in (place[0], place[1])][1:-1] == [
+        p for place in places[1:] for p in (place[0], place[0])
+    ]
+    assert (places[0][0], places[-1][1]) == (0, count)
+
+
+def test_a_digest_names_function_inputs_and_options() -> None:
+    def digest(function: Any = one, inputs: Any = range(10), *options: Any) -> str:
+        return SequenceSource(function, inputs, *options).digest()
+
+    digests = [
+        digest(),
+        digest(several),
+        digest(lambda n: {"n": n}),
+        digest(lambda n: {"n": n + 1}),
+        digest(one, range(11)),
+        digest(one, list(range(10))),
+        digest(one, ["a"]),
+        digest(one, ["b"]),
+        digest(one, np.arange(3)),
+        digest(one, [{"a": 1}]),
+        digest(one, [{"a": 2}]),
+        digest(one, range(10), pa.schema([("n", pa.int64())])),
+        digest(one, range(10), None, "skip"),
+    ]
+    assert len(set(digests)) == len(digests)
+    assert digest() == digest()
+    assert IterableSource(one, [1]).digest() != IterableSource(one, [1]).digest()
+
+
+GLOBAL = 1
+
+
+def uses_a_global(number: int) -> dict[str, int]:
+    return {"n": GLOBAL}
+
+
+def test_a_digest_sees_what_a_function_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    def closure(value: Any) -> Any:
+        def inner(number: int, also: Any = None) -> Any:
+            return [value for _ in range(number)] if number else inner
+
+        return inner
+
+    assert fingerprint(closure([1, "a"])) == fingerprint(closure([1, "a"]))
+    assert fingerprint(closure(1)) != fingerprint(closure(2))
+    assert fingerprint(functools.partial(one, 1)) != fingerprint(functools.partial(one, 2))
+    assert fingerprint(Squares(1).__getitem__) != fingerprint(Squares(2).__getitem__)
+    assert fingerprint({"a": {1, "b"}}) == fingerprint({"a": {"b", 1}})
+    same = "text" * 3
+    assert fingerprint([same, same]) == fingerprint([same, "text" + "texttext"])
+    cycle: list[Any] = []
+    cycle.append(cycle)
+    assert fingerprint(cycle) == fingerprint(cycle)
+    assert fingerprint(threading.Lock()) == fingerprint(threading.Lock())
+    before = fingerprint(uses_a_global)
+    monkeypatch.setitem(globals(), "GLOBAL", 2)
+    assert fingerprint(uses_a_global) != before
+
+
+# ---- errors -----------------------------------------------------------------------------------
+
+
+def fails(number: int) -> Any:
+    yield {"n": number}
+    if number % 50 == 49:
+        raise KeyError("missing")
+    yield {"n": -number}
+
+
+def test_an_error_names_the_input() -> None:
+    with pytest.raises(SourceError, match=r"input 49: KeyError: 'missing'; on_error='skip'") as e:
+        rows_of(SequenceSource(fails, range(100)))
+    assert e.value.row == 49
+    assert isinstance(e.value.__cause__, KeyError)
+    with pytest.raises(SourceError, match="input 2: ZeroDivisionError"):
+        rows_of(SequenceSource(lambda n: {"n": 1 // n}, [2, 1, 0]))
+
+
+def test_a_skipped_input_leaves_no_row() -> None:
+    source = SequenceSource(fails, range(200), None, "skip")
+    rows = rows_of(source)
+    kept = [n for n in range(200) if n % 50 != 49]
+    assert rows == [{"n": n * sign} for n in kept for sign in (1, -1)]
+    assert source.failures == [(n, "KeyError: 'missing'") for n in (49, 99, 149, 199)]
+
+
+def test_a_skipped_input_does_not_hide_a_wrong_type() -> None:
+    function = functools.partial(lambda n: {"n": "x" if n == 3 else n})
+    with pytest.raises(SchemaError, match="input 3"):
+        rows_of(SequenceSource(function, range(5), None, "skip"))
+
+
+def test_rows_that_are_held_for_a_skip_are_copies() -> None:
+    def function(number: int) -> Any:
+        buffer, row = np.zeros(1), {}
+        for i in range(3):
+            buffer[:] = i
+            row.update(x=buffer)
+            yield row
+
+    source = SequenceSource(function, range(2), None, "skip")
+    (batch,) = source.read(source.first().units[0], None)
+    assert batch["x"].storage.to_pylist() == [[0.0], [1.0], [2.0]] * 2
+
+
+@pytest.mark.parametrize(
+    ("inputs", "text"),
+    [
+        ("text", "pass a list of them"),
+        (b"text", "pass a list of them"),
+        ({"a": 1}, r"list\(inputs.items\(\)\)"),
+        ({1, 2}, "sorted"),
+        (pd.DataFrame({"a": [1]}), "to_dict"),
+        (pd.Series([1]), "tolist"),
+        (pa.table({"a": [1]}), "to_pylist"),
+        (7, "a sequence, an iterable or a queue, got a int"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_inputs_that_are_none(inputs: Any, text: str, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=text):
+        optimize(one, inputs, tmp_path / "t.lance")
+    with pytest.raises(ArgumentError, match=text):
+        map_inputs(one, inputs, tmp_path / "t.lance")
+
+
+def test_arguments_are_checked(tmp_path: Path) -> None:
+    path = tmp_path / "t.lance"
+    with pytest.raises(ArgumentError, match="fn must be a function"):
+        optimize(1, [1], path)
+    with pytest.raises(ArgumentError, match=r"schema must be a pyarrow\.Schema"):
+        optimize(one, [1], path, schema={"n": "int"})
+    with pytest.raises(ArgumentError, match="on_error must be one of raise, skip, got 'ignore'"):
+        optimize(one, [1], path, on_error="ignore")
+    for empty in ([], iter([])):
+        with pytest.raises(EmptyError, match="no inputs"):
+            optimize(one, empty, path)
+    with pytest.raises(SourceError, match="declare schema="):
+        optimize(lambda _: None, range(3), path, num_workers=0)
+    assert not path.exists()
+
+
+# ---- streams ----------------------------------------------------------------------------------
+
+
+def numbers(count: int) -> Any:
+    yield from range(count)
+
+
+def test_an_iterable() -> None:
+    assert rows_of(IterableSource(several, numbers(500))) == expected(range(500))
+
+
+def test_shards_of_a_stream_grow() -> None:
+    source = IterableSource(one, numbers(100_000))
+    source.first()
+    sizes = [unit.place[0] for shard in source.rest(Measure(64, 640, 0.2)) for unit in shard.units]
+    lengths = np.diff(sizes)
+    assert lengths[0] == 640
+    assert lengths[-1] > 2000
+
+
+def test_a_stream_is_pulled_only_as_asked() -> None:
+    pulled = []
+
+    def inputs() -> Any:
+        for i in range(10_000):
+            pulled.append(i)
+            yield i
+
+    source = IterableSource(one, inputs())
+    source.first()
+    assert len(pulled) == 64
+    next(source.rest(Measure(64, 640, 64.1)))
+    assert len(pulled) < 80
+
+
+def test_large_inputs_travel_in_small_numbers() -> None:
+    source = IterableSource(len, (bytes(10_000_000) for _ in range(10)))
+    assert len(source.first().units[0].place[1]) == 4
+
+
+def test_an_input_that_fails_to_come_or_go() -> None:
+    def inputs() -> Any:
+        yield 1
+        raise OSError("gone")
+
+    with pytest.raises(SourceError, match="input 1 could not be had: OSError: gone"):
+        rows_of(IterableSource(one, inputs()))
+    with pytest.raises(SourceError, match=r"input 0 \(lock\) cannot be sent"):
+        rows_of(IterableSource(one, iter([threading.Lock()])))
+
+
+def test_a_queue_ends_with_all_done(tmp_path: Path) -> None:
+    plain: queue.Queue[Any] = queue.Queue()
+    shared = multiprocessing.get_context("spawn").Queue()
+    for q in (plain, shared):
+        for i in range(100):
+            q.put(i)
+        q.put(ALL_DONE)
+        assert rows_of(IterableSource(several, q)) == expected(range(100))
+    shared.close()
+    assert pickle.loads(pickle.dumps(ALL_DONE)) is ALL_DONE
+    assert repr(ALL_DONE) == "ALL_DONE"
+
+
+def test_a_queue_that_is_filled_meanwhile(tmp_path: Path) -> None:
+    q: queue.Queue[Any] = queue.Queue(maxsize=5)
+
+    def fill() -> None:
+        for i in [*range(200), ALL_DONE]:
+            q.put(i)
+
+    thread = threading.Thread(target=fill)
+    thread.start()
+    written = optimize(several, q, tmp_path / "t.lance", num_workers=0)
+    thread.join()
+    assert read(tmp_path / "t.lance") == expected(range(200))
+    assert written.rows == 300
+
+
+def test_a_loader_as_inputs(table_path: str, tmp_path: Path) -> None:
+    loader = StreamingDataLoader(
+        StreamingDataset(table_path, columns=["id"], shuffle=False), batch_size=59
+    )
+
+    def rows(batch: Any) -> Any:
+        return ({"id": int(i)} for i in batch["id"])
+
+    optimize(rows, loader, tmp_path / "t.lance", num_workers=0)
+    ids = lance.dataset(table_path).to_table(columns=["id"])["id"].to_pylist()
+    assert [row["id"] for row in read(tmp_path / "t.lance")] == ids[: len(ids) // 59 * 59]
+
+
+# ---- tables -----------------------------------------------------------------------------------
+
+
+def test_the_same_table_for_any_number_of_workers(tmp_path: Path) -> None:
+    offset = 3  # closed over
+
+    def function(number: int) -> Any:
+        for i in range(number % 4):
+            yield {"n": number + offset, "x": i}
+
+    for workers in (0, 2):
+        path = tmp_path / f"{workers}.lance"
+        written = optimize(function, range(2000), path, num_workers=workers)
+        assert read(path) == [{"n": r["n"] + 3, "x": r["i"]} for r in expected(range(2000))]
+        assert (written.rows, written.version) == (3000, 1)
+
+
+def test_append_and_overwrite(tmp_path: Path) -> None:
+    path = tmp_path / "t.lance"
+    optimize(one, range(3), path, num_workers=0)
+    optimize(one, range(3, 5), path, num_workers=0, mode="append")
+    assert read(path) == [{"n": i} for i in range(5)]
+    with pytest.raises(SchemaError, match="'n'"):
+        optimize(lambda _: {"n": "x"}, range(3), path, num_workers=0, mode="append")
+    with pytest.raises(WriteError, match="mode="):
+        optimize(one, range(3), path, num_workers=0)
+    optimize(one, range(7, 9), path, num_workers=0, mode="overwrite")
+    assert read(path) == [{"n": 7}, {"n": 8}]
+
+
+def test_skipped_inputs_are_reported(tmp_path: Path) -> None:
+    with pytest.warns(DestrierWarning, match="2 inputs were skipped: 49: KeyError"):
+        written = optimize(fails, range(100), tmp_path / "t.lance", num_workers=0, on_error="skip")
+    assert written.skipped == ((49, "KeyError: 'missing'"), (99, "KeyError: 'missing'"))
+    assert written.rows == 196
+
+
+def test_an_error_leaves_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="input 49: KeyError"):
+        optimize(fails, range(100), tmp_path / "t.lance", num_workers=0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_job_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
+    calls.mkdir()
+
+    def function(number: int) -> dict[str, int]:
+        if number == 90 and not (tmp_path / "mended").exists():
+            os.kill(os.getpid(), 9)
+        (calls / f"{number}-{os.getpid()}").touch()
+        if number < 64:
+            time.sleep(0.005)  # so that the others come in more than one shard
+        return {"n": number}
+
+    path = tmp_path / "t.lance"
+    with pytest.raises(WorkerError, match="signal 9"):
+        optimize(function, range(100), path, num_workers=1)
+    assert not (path / "_versions").exists()
+    before = len(list(calls.iterdir()))
+    assert before >= 64
+    (tmp_path / "mended").touch()
+    optimize(function, range(100), path, num_workers=1)
+    assert read(path) == [{"n": i} for i in range(100)]
+    called = [int(p.name.split("-")[0]) for p in calls.iterdir()]
+    assert called.count(0) == 1
+    assert set(called) == set(range(100))
+
+
+SCRIPT = """
+import sys
+import destrier.optimizing as o
+
+class Scale:
+    def __init__(self, by):
+        self.by = by
+    def __call__(self, n):
+        return {"n": helper(n) * self.by}
+
+def helper(n):
+    return n + 1
+
+o.optimize(Scale(10), range(100), sys.argv[1], num_workers=1)
+"""
+
+
+def test_functions_of_a_script_reach_workers(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    subprocess.run(
+        [sys.executable, tmp_path / "script.py", tmp_path / "t.lance"], check=True, timeout=100
+    )
+    assert read(tmp_path / "t.lance") == [{"n": (i + 1) * 10} for i in range(100)]
+
+
+# ---- map --------------------------------------------------------------------------------------
+
+
+def writer() -> Any:
+    """Make a function that does not belong to this module, whose imports take long."""
+
+    def write(number: int, folder: str) -> Any:
+        if number == 13:
+            raise ValueError("unlucky")
+        (Path(folder) / f"{number}.txt").write_text(str(number))
+        return f"wrote {number}" if number % 10 == 0 else None
+
+    return write
+
+
+@pytest.mark.parametrize(("workers", "stream"), [(2, False), (1, True), (0, True)])
+def test_map_writes_files(tmp_path: Path, workers: int, stream: bool) -> None:
+    folder = tmp_path / "made" / "here"
+    inputs = iter(range(30)) if stream else range(30)
+    mapped = map_inputs(writer(), inputs, folder, num_workers=workers, on_error="skip")
+    assert mapped.count == 29
+    assert mapped.reports == ("wrote 0", "wrote 10", "wrote 20")
+    assert mapped.skipped == ((13, "ValueError: unlucky"),)
+    assert {p.name for p in folder.iterdir()} == {f"{i}.txt" for i in range(30) if i != 13}
+
+
+def test_map_raises(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="input 13: ValueError: unlucky") as caught:
+        map_inputs(writer(), range(30), tmp_path, num_workers=0)
+    assert caught.value.row == 13
+    with pytest.raises(ArgumentError, match="on_error"):
+        map_inputs(writer(), range(30), tmp_path, on_error="ignore")
+    with pytest.raises(ArgumentError, match="fn must be"):
+        map_inputs(None, range(30), tmp_path)
+    assert map_inputs(writer(), [], tmp_path, num_workers=0).count == 0
