@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+import destrier
 from destrier import (
     PermutationBuilder,
     SourceError,
@@ -229,3 +230,55 @@ def test_a_bad_source_leaves_nothing_in_the_store(store: dict[str, str]) -> None
     with pytest.raises(SourceError, match="unit 3 is damaged"):
         write_table(Numbers(fail=3), "s3://bench/bad/t.lance", num_workers=1, storage_options=store)
     assert listed("s3://bench/bad", store) == []
+
+
+# ---- other formats ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A table on disk, whose binary values are large enough to be linked."""
+    uri = str(tmp_path_factory.mktemp("numbers") / "t.lance")
+    write_table(Numbers(units_=3, payload=2000), uri, num_workers=0)
+    return uri
+
+
+@pytest.mark.parametrize("format", ["mds", "webdataset", "litdata", "parquet"])
+def test_there_and_back_through_the_store(
+    numbers: str, store: dict[str, str], format: str, tmp_path: Path
+) -> None:
+    place = f"s3://bench/formats/{format} é"
+    columns = ["id", "data"] if format != "webdataset" else ["data"]
+    destrier.export(
+        numbers, place, format=format, columns=columns, destination_options=store, num_workers=0
+    )
+    local = tmp_path / "t.lance"
+    written = destrier.convert(place, local, source_options=store, num_workers=0)
+    assert written.rows == 150
+    found = destrier.verify(place, local, source_options=store, num_workers=0)
+    assert (found.equal, found.rows) == (True, 150)
+    data = next(name for name in lance.dataset(str(local)).schema.names if "data" in name)
+    values = lance.dataset(str(local)).to_table(columns=[data])[data].to_pylist()
+    assert values == lance.dataset(numbers).to_table(columns=["data"])["data"].to_pylist()
+    if format in ("mds", "webdataset"):
+        linked = f"s3://bench/linked/{format}.lance"
+        destrier.link(
+            place, linked, storage_options=store, source_options=store, num_workers=1, crc=True
+        )
+        dataset = StreamingDataset(linked, storage_options=store, columns=[data], shuffle=False)
+        assert [row[data] for row in dataset] == values
+
+
+def test_add_columns_in_the_store(store: dict[str, str]) -> None:
+    uri = "s3://bench/adding/t.lance"
+    write_table(Numbers(units_=3), uri, num_workers=0, storage_options=store)
+    destrier.add_columns(
+        uri,
+        lambda batch: {"double": [2 * i for i in batch["id"].to_pylist()]},
+        columns=["id"],
+        storage_options=store,
+        num_workers=1,
+    )
+    found = lance.dataset(uri, storage_options=store).to_table(columns=["double"])
+    assert found["double"].to_pylist() == [2 * i for i in range(150)]
+    assert all(path.startswith("t.lance/") for path in listed("s3://bench/adding", store))

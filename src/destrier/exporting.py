@@ -172,7 +172,17 @@ class _Export:
         """Write one range of rows."""
         start = number * self.size
         stop = min(start + self.size, len(self.rows))
-        return self.sink.write(self.store, number, self._batches(start, stop, note))
+        try:
+            return self.sink.write(self.store, number, self._batches(start, stop, note))
+        except SourceError as error:
+            if error.row is None:
+                raise
+            offset = int(self.rows.offsets(np.array([start + error.row]))[0])
+            raise type(error)(
+                f"row {offset} of {self.table.name} cannot be exported: {error}",
+                row=offset,
+                column=error.column,
+            ) from error
 
     def _batches(self, start: int, stop: int, note: Note) -> Iterator[pa.RecordBatch]:
         reader = Reader(self.table, self.names)
