@@ -553,3 +553,19 @@ def test_a_table_written_here_opens_in_lancedb(tmp_path: Path) -> None:
     write_table(Numbers(), tmp_path / "t.lance", num_workers=0)
     table = lancedb.connect(tmp_path).open_table("t")
     assert np.array_equal(table.to_arrow()["id"].to_numpy(), np.arange(600))
+
+
+def test_slices_of_structs_in_structs(tmp_path: Path) -> None:
+    """Lance ends in a panic when it is given such a slice."""
+    array = pa.array([{"a": {"b": i, "c": [i] * (i % 3)}} for i in range(100)])
+    batch = pa.record_batch({"x": array})
+
+    class Sliced(Numbers):
+        schema = batch.schema  # type: ignore[assignment]
+
+        def read(self, unit: Any, schema: Any) -> Any:  # noqa: ARG002
+            yield batch.slice(0, 30)
+            yield batch.slice(30)
+
+    write_table(Sliced(units_=1, length=100), tmp_path / "t.lance", num_workers=0)
+    assert read(tmp_path / "t.lance")["x"].to_pylist() == array.to_pylist()

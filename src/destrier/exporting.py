@@ -145,18 +145,17 @@ def _columns(table: Table) -> list[str]:
 
 
 def _schema(table: Table, names: Sequence[str]) -> pa.Schema:
-    """As the sink gets it: blobs are bytes, and all metadata is there."""
+    """As the sink gets it: blobs are bytes, and nothing says how Lance keeps a column."""
     read = Reader(table, list(names)).schema
-    fields = [
-        pa.field(name, read.field(name).type, metadata=_plain(table.schema.field(name).metadata))
-        for name in names
-    ]
+    fields = []
+    for field in (read.field(name) for name in names):
+        metadata = {
+            key: value
+            for key, value in (field.metadata or {}).items()
+            if not key.startswith(b"lance-encoding:")
+        }
+        fields.append(field.with_metadata(metadata or None))
     return pa.schema(fields, metadata=table.schema.metadata)
-
-
-def _plain(metadata: Mapping[bytes, bytes] | None) -> dict[bytes, bytes]:
-    ours = (b"lance-encoding:", b"ARROW:extension:", LINK_KEY)
-    return {k: v for k, v in (metadata or {}).items() if not k.startswith(ours)}
 
 
 @dataclass(frozen=True)

@@ -218,7 +218,7 @@ class Layout:
                 made[name] = _external(array)
                 made[link_name(name)] = self._beside(array, options)
             else:
-                made[name] = array
+                made[name] = _whole(array)
             if name in self.counts:
                 made[count_name(name)] = pc.list_value_length(array).cast(pa.int64())
         if self.provenance:
@@ -385,6 +385,19 @@ def _compressed(schema: pa.Schema, compression: Mapping[str, str]) -> pa.Schema:
             metadata[b"lance-encoding:compression-level"] = level.encode()
         schema = schema.set(place, field.with_metadata(metadata))
     return schema
+
+
+def _whole(array: pa.Array) -> pa.Array:
+    """Lance cannot write a slice of structs in structs or lists: it is copied."""
+    return pa.concat_arrays([array]) if _holds_structs(array.type) else array
+
+
+def _holds_structs(kind: pa.DataType) -> bool:
+    if isinstance(kind, pa.BaseExtensionType):
+        return _holds_structs(kind.storage_type)
+    if pa.types.is_struct(kind):
+        return True
+    return any(_holds_structs(kind.field(i).type) for i in range(kind.num_fields))
 
 
 def _inline(array: pa.Array) -> pa.Array:

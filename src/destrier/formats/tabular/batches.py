@@ -1,0 +1,131 @@
+"""Batches as the writer takes them: of a bounded size, and valid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from destrier.errors import SourceError
+from destrier.source import BATCH_BYTES
+
+__all__ = ["checked", "gathered", "split"]
+
+_ROWS = 65536
+_GATHER_BYTES = 4 << 20
+
+
+def split(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Cut a batch into pieces of at most `BATCH_BYTES`, or one row."""
+    if batch.num_rows <= 1 or batch.nbytes <= BATCH_BYTES:
+        yield batch
+        return
+    half = batch.num_rows // 2
+    yield from split(batch.slice(0, half))
+    yield from split(batch.slice(half))
+
+
+def gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Join small batches, so that what comes after pays per batch only now and then."""
+    held: list[pa.RecordBatch] = []
+    rows = nbytes = 0
+    for batch in batches:
+        size = batch.nbytes
+        if held and (nbytes + size > BATCH_BYTES or rows + batch.num_rows > _ROWS):
+            yield pa.concat_batches(held)
+            held, rows, nbytes = [], 0, 0
+        held.append(batch)
+        rows += batch.num_rows
+        nbytes += size
+        if nbytes >= _GATHER_BYTES:
+            yield pa.concat_batches(held)
+            held, rows, nbytes = [], 0, 0
+    if held:
+        yield pa.concat_batches(held)
+
+
+def checked(batch: pa.RecordBatch, shown: str, first_row: int | None) -> pa.RecordBatch:
+    """Raise unless all values of a batch are what their types say.
+
+    Args:
+        batch: As a reader gave it.
+        shown: The file, for messages.
+        first_row: The row in the file that is the batch's first, None where it is not known.
+
+    Raises:
+        SourceError: Naming row and column: text that is no UTF-8, offsets that lead nowhere, a
+            null in a column that is declared to have none.
+    """
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        try:
+            column.validate(full=True)
+        except pa.ArrowException as error:
+            row, reason = _locate(column, str(error))
+            raise _fault(shown, first_row, row, field.name, reason) from None
+        at = _null_row(field, column)
+        if at is not None:
+            reason = f"a null in a column that is declared to have none ({field})"
+            raise _fault(shown, first_row, at, field.name, reason)
+    return batch
+
+
+def _fault(shown: str, first_row: int | None, row: int, column: str, reason: str) -> SourceError:
+    number = None if first_row is None else first_row + row
+    where = f"row {row} of a batch" if number is None else f"row {number}"
+    return SourceError(
+        f"{shown}, {where}, column {column!r}: {reason}", file=shown, row=number, column=column
+    )
+
+
+def _locate(column: pa.Array, reason: str) -> tuple[int, str]:
+    """The first row that is not valid, by halving."""
+    low, high = 0, len(column)
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            column.slice(low, middle - low).validate(full=True)
+            low = middle
+        except pa.ArrowException as error:
+            reason = str(error)
+            high = middle
+    return low, reason
+
+
+def _null_row(field: pa.Field, column: pa.Array) -> int | None:
+    """The first row with a null where the field, or one in it, says that there is none."""
+    if not field.nullable and column.null_count:
+        return int(column.is_null().index(pa.scalar(value=True)).as_py())
+    if not _declares(field.type):
+        return None
+    for row in range(len(column)) if _has_null(field.type, column) else ():
+        if _has_null(field.type, column.slice(row, 1)):
+            return row
+    return None
+
+
+def _declares(kind: pa.DataType) -> bool:
+    """Whether a nested type has a field without nulls."""
+    if pa.types.is_map(kind):
+        return _declares(kind.key_type) or _declares(kind.item_type) or not kind.item_field.nullable
+    children = [kind.field(i) for i in range(kind.num_fields)] if pa.types.is_nested(kind) else []
+    return any(not child.nullable or _declares(child.type) for child in children)
+
+
+def _has_null(kind: pa.DataType, column: pa.Array) -> bool:
+    if isinstance(kind, pa.BaseExtensionType) or not _declares(kind):
+        return False
+    if pa.types.is_struct(kind):
+        there = column.is_valid() if column.null_count else None
+        parts = [
+            (kind.field(i), column.field(i) if there is None else column.field(i).filter(there))
+            for i in range(kind.num_fields)
+        ]
+    elif pa.types.is_map(kind):
+        flat = column.cast(pa.list_(pa.struct([kind.key_field, kind.item_field]))).flatten()
+        parts = [(kind.key_field, flat.field(0)), (kind.item_field, flat.field(1))]
+    else:
+        parts = [(kind.value_field, column.flatten())]
+    return any(
+        (not field.nullable and part.null_count > 0) or _has_null(field.type, part)
+        for field, part in parts
+    )

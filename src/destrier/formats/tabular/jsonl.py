@@ -1,0 +1,192 @@
+"""JSON lines: one object a line, its values kept as they are or refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.json as pa_json
+
+from destrier.errors import ArgumentError, SourceError
+from destrier.formats.tabular.discover import Found
+from destrier.formats.tabular.shapes import Shape, check_value, parse_line, parsed_kind
+from destrier.formats.tabular.text import Range, RowFault, TextSource, check_utf8
+
+__all__ = ["JsonSource"]
+
+_BOM = b"\xef\xbb\xbf"
+# A string, a number with a fraction or an exponent, or (the group) a whole number
+_TOKEN = re.compile(
+    rb'"[^"\\]*(?:\\.[^"\\]*)*"'
+    rb"|-?[0-9]+(?:\.[0-9]*(?:[eE][-+]?[0-9]+)?|[eE][-+]?[0-9]+)"
+    rb"|(-?[0-9]+)",
+    re.DOTALL,
+)
+_BLANK = " \t\r"
+
+
+class JsonSource(TextSource):
+    """Rows of JSON lines.
+
+    pyarrow's parser reads them at speed. It would take strings for times, whole numbers for floats
+    and objects of several lines, so what it gave is counted and compared with the text.
+
+    Args:
+        found: The files.
+        columns: Those to read; None is all.
+        schema: Types of some or all columns; the types of others are found.
+    """
+
+    format: ClassVar[str] = "jsonl"
+
+    def __init__(
+        self,
+        found: Found,
+        *,
+        columns: Sequence[str] | None = None,
+        schema: pa.Schema | None = None,
+    ) -> None:
+        super().__init__(found, columns=columns, declared=schema)
+
+    def infer(self) -> pa.Schema:
+        """The types of the sample's values; that of a key that is always null is null."""
+        shapes: dict[str, Shape] = {}
+        path = None
+        rows = 0
+        for place, block in self.sample():
+            if place != path:
+                path, rows = place, 0
+            try:
+                check_utf8(block)
+                for row, line in enumerate(_lines(block)):
+                    for name, value in parse_line(line, row).items():
+                        if name not in shapes:
+                            shapes[name] = Shape()
+                        if name not in self.declared.names:
+                            shapes[name].see(value, name, row)
+                rows += _count_lines(block)
+            except RowFault as fault:
+                raise self.error(place, rows, fault) from None
+        if not shapes and not self.declared.names:
+            raise SourceError(f"{self.shown}: there are no rows, or none with a key")
+        fields = []
+        for name, shape in shapes.items():
+            known = name in self.declared.names
+            fields.append(self.declared.field(name) if known else pa.field(name, shape.arrow()))
+        fields += [field for field in self.declared if field.name not in shapes]
+        schema = pa.schema(fields)
+        self._check_parsed(schema)
+        return schema
+
+    def _check_parsed(self, schema: pa.Schema) -> None:
+        for field in schema:
+            try:
+                self._parse(b"{}\n", pa.schema([pa.field(field.name, field.type)]))
+            except pa.ArrowException as error:
+                raise ArgumentError(
+                    f"schema= declares {field.name!r} as {field.type}: {error}"
+                ) from None
+
+    def batches(self, place: Range) -> Iterator[pa.RecordBatch]:
+        """The rows of a range of lines."""
+        for block in self.blocks(place):
+            check_utf8(block)
+            lines = _count_lines(block)
+            if not lines:
+                continue
+            try:
+                batch = self._parse(block, self._all)
+                reason = "" if batch.num_rows == lines else f"they hold {batch.num_rows} objects"
+            except pa.ArrowException as error:
+                reason = str(error)
+            if reason:
+                self._walk(block)
+                raise RowFault(0, f"in the {lines} lines from here: {reason}")
+            if self._is_mixed(block, batch):
+                self._walk(block)
+            yield batch
+
+    def _parse(self, block: bytes, schema: pa.Schema) -> pa.RecordBatch:
+        parsed = pa.schema([pa.field(f.name, parsed_kind(f.type)) for f in schema])
+        table = pa_json.read_json(
+            pa.BufferReader(block),
+            read_options=pa_json.ReadOptions(use_threads=False, block_size=len(block) + 1),
+            parse_options=pa_json.ParseOptions(
+                explicit_schema=parsed, unexpected_field_behavior="error"
+            ),
+        )
+        columns = [pa.concat_arrays(table[field.name].chunks).cast(field.type) for field in schema]
+        return pa.record_batch(columns, names=schema.names)
+
+    def _is_mixed(self, block: bytes, batch: pa.RecordBatch) -> bool:
+        """Whether a whole number may have become a float."""
+        if not any(_has_float(field.type) for field in self._all):
+            return False
+        integers = sum(_numbers(column, pa.types.is_integer) for column in batch.columns)
+        floats = sum(_numbers(column, pa.types.is_floating) for column in batch.columns)
+        # no integer has a point, so if there are as many as floats, every float has one
+        if _count_points(block) == floats:
+            return False
+        return sum(map(bool, _TOKEN.findall(block))) != integers
+
+    def _walk(self, block: bytes) -> None:
+        """Look at each value; raises for the first that is not exactly of its column's type."""
+        for row, line in enumerate(_lines(block)):
+            for name, value in parse_line(line, row).items():
+                index = self._all.get_field_index(name)
+                if index < 0:
+                    raise RowFault(
+                        row,
+                        f"the key {name!r}, which no row at the beginning has; declare its type "
+                        f"with schema=pa.schema([({name!r}, ...)])",
+                        column=name,
+                        schema=True,
+                    )
+                declared = name in self.declared.names
+                check_value(value, self._all.field(index), name, row, declared=declared)
+
+
+def _has_float(kind: pa.DataType) -> bool:
+    if pa.types.is_nested(kind):
+        return any(_has_float(kind.field(i).type) for i in range(kind.num_fields))
+    return bool(pa.types.is_floating(kind))
+
+
+def _numbers(column: pa.Array, wanted: Callable[[pa.DataType], bool]) -> int:
+    """How many values of the wanted types there are in a column."""
+    kind = column.type
+    if pa.types.is_struct(kind):
+        return sum(_numbers(column.field(i), wanted) for i in range(kind.num_fields))
+    if pa.types.is_nested(kind):
+        return _numbers(column.flatten(), wanted)
+    return len(column) - column.null_count if wanted(kind) else 0
+
+
+def _count_points(block: bytes) -> int:
+    """How many points there are outside of strings."""
+    if b"\\" in block:
+        block = block.replace(b"\\\\", b"__").replace(b'\\"', b"__")
+    data = np.frombuffer(block, np.uint8)
+    points, quotes = np.flatnonzero(data == ord(".")), np.flatnonzero(data == ord('"'))
+    return int(np.count_nonzero(np.searchsorted(quotes, points) % 2 == 0))
+
+
+def _count_lines(block: bytes) -> int:
+    """How many lines are not blank."""
+    data = np.frombuffer(block, np.uint8)
+    starts = np.append(0, np.flatnonzero(data[:-1] == ord("\n")) + 1)
+    odd = starts[data[starts] != ord("{")]
+    blank = 0
+    for start in odd.tolist():
+        end = block.find(b"\n", start)
+        blank += not block[start : end if end >= 0 else None].strip(_BLANK.encode())
+    return len(starts) - blank
+
+
+def _lines(block: bytes) -> Iterator[str]:
+    """The lines that are not blank; a row is one of these."""
+    text = block.removeprefix(_BOM).decode()
+    return (line for line in text.split("\n") if line.strip(_BLANK))
