@@ -51,7 +51,7 @@ def rows_of(source: Source, measure: Measure | None = None) -> list[dict[str, An
                 schema = schema or batch.schema
                 batches.append(batch)
         if shard is first:
-            shards.extend(source.rest(measure or Measure(64, 6400, 0.2)))
+            shards.extend(source.rest(measure or Measure(16, 1600, 0.2)))
     assert [shard.index for shard in shards] == list(range(len(shards)))
     source.failures.extend(other.failures)
     return [row for batch in batches for row in batch.to_pylist()]
@@ -165,12 +165,12 @@ def test_a_declared_schema_is_kept() -> None:
     ("count", "nbytes", "seconds", "shards"),
     [
         (10, 100, 0.1, 0),  # an input is 10 bytes: all are in the first shard
-        (64 + 1000, 6400, 0.1, 1),  # cheap: some milliseconds in all
-        (64 + 10_000_000, 6400, 0.1, 32),  # cheap, but many
-        (64 + 640, 6400, 64.1, 32),  # a second each: even shares
-        (64 + 6400, 6400, 640.1, 1000),  # ten seconds each: little is lost
-        (64 + 3200, 64 << 20, 0.1, 13),  # a mebibyte each: no shard over 256 MiB
-        (64 + 3, 64 << 30, 6400, 3),  # a gibibyte each
+        (16 + 1000, 1600, 0.1, 1),  # cheap: some milliseconds in all
+        (16 + 10_000_000, 1600, 0.1, 32),  # cheap, but many
+        (16 + 640, 1600, 16.1, 32),  # a second each: even shares
+        (16 + 6400, 1600, 160.1, 1000),  # ten seconds each: little is lost
+        (16 + 3200, 16 << 20, 0.1, 13),  # a mebibyte each: no shard over 256 MiB
+        (16 + 3, 16 << 30, 1600, 3),  # a gibibyte each
     ],
 )
 def test_shards_are_cut_by_what_the_first_one_took(
@@ -178,7 +178,7 @@ def test_shards_are_cut_by_what_the_first_one_took(
 ) -> None:
     source = SequenceSource(one, range(count))
     first = source.first()
-    measure = Measure(64, nbytes, seconds)
+    measure = Measure(16, nbytes, seconds)
     rest = list(source.rest(measure))
     assert abs(len(rest) - shards) <= 1
     assert rest == list(SequenceSource(one, range(count)).rest(measure))
@@ -340,9 +340,9 @@ def test_an_iterable() -> None:
 def test_shards_of_a_stream_grow() -> None:
     source = IterableSource(one, numbers(100_000))
     source.first()
-    sizes = [unit.place[0] for shard in source.rest(Measure(64, 640, 0.2)) for unit in shard.units]
+    sizes = [unit.place[0] for shard in source.rest(Measure(16, 160, 0.2)) for unit in shard.units]
     lengths = np.diff(sizes)
-    assert lengths[0] == 640
+    assert lengths[0] == 160
     assert lengths[-1] > 2000
 
 
@@ -356,8 +356,8 @@ def test_a_stream_is_pulled_only_as_asked() -> None:
 
     source = IterableSource(one, inputs())
     source.first()
-    assert len(pulled) == 64
-    next(source.rest(Measure(64, 640, 64.1)))
+    assert len(pulled) == 16
+    next(source.rest(Measure(16, 160, 16.1)))
     assert len(pulled) < 80
 
 

@@ -18,7 +18,7 @@ from destrier.streams import Stream
 
 __all__ = ["IterableSource", "SequenceSource"]
 
-_FIRST = 64  # inputs of the first shard, by which the others are cut
+_FIRST = 16  # few, since one worker does them while the others wait
 _SHARD_BYTES = 256 << 20  # of rows
 _SHARD_SECONDS = 60.0
 _LEAST_SECONDS = 1.0
@@ -126,6 +126,11 @@ class SequenceSource(_FunctionSource):
             raise EmptyError("there are no inputs")
 
     @property
+    def total_inputs(self) -> int:
+        """How many inputs there are."""
+        return self._count
+
+    @property
     def shown(self) -> str:
         """How many inputs there are."""
         return f"{self._count} inputs"
@@ -161,7 +166,8 @@ class SequenceSource(_FunctionSource):
             yield Shard(index + 1, (self._unit(start, stop, int(nbytes * (stop - start))),))
 
     def _unit(self, start: int, stop: int, nbytes: int) -> Unit:
-        return Unit(f"inputs {start} to {stop - 1}", None, nbytes, (start, stop))
+        name = f"inputs {start} to {stop - 1}"
+        return Unit(name, None, nbytes, (start, stop), inputs=stop - start)
 
     def _inputs(self, unit: Unit) -> Iterator[tuple[int, Callable[[], Any]]]:
         inputs = self._job.parts()[1]

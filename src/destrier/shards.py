@@ -39,6 +39,7 @@ class Done:
     fragments: list[str]
     rows_in: int
     rows_out: int
+    noted: int
     nbytes: int
     seconds: float
     skipped: list[tuple[int, str]]
@@ -51,6 +52,7 @@ class Done:
             "fragments": self.fragments,
             "rows_in": self.rows_in,
             "rows_out": self.rows_out,
+            "noted": self.noted,
             "skipped": self.skipped,
         }
 
@@ -97,6 +99,7 @@ class _ShardRun:
     note: Note
     rows_in: int = 0
     rows_out: int = 0
+    noted: int = 0
     nbytes: int = 0
     skipped: list[tuple[int, str]] = field(default_factory=list)
     failure: BaseException | None = None
@@ -153,6 +156,7 @@ class _ShardRun:
             [json.dumps(f.to_json()) for f in fragments],
             self.rows_in,
             self.rows_out,
+            self.noted,
             self.nbytes,
             time.perf_counter() - began,
             self.skipped,
@@ -209,7 +213,10 @@ class _ShardRun:
                 if kept.num_rows:
                     yield kept, unit.name, rows
                 count += batch.num_rows
-                self.note(batch.num_rows)
+                if unit.inputs is None:
+                    self._note(batch.num_rows)
+            if unit.inputs is not None:
+                self._note(unit.inputs)
             self.rows_in += count
             failures = getattr(self.job.source, "failures", None)
             if failures:
@@ -219,6 +226,10 @@ class _ShardRun:
                 raise SourceError(
                     f"{unit.name} gave {count} rows, but {unit.rows} are declared", file=unit.name
                 )
+
+    def _note(self, count: int) -> None:
+        self.noted += count
+        self.note(count)
 
     def _batches(self, unit: Unit) -> Iterator[pa.RecordBatch]:
         source = self.job.source

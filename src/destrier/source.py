@@ -57,12 +57,15 @@ class Unit:
         rows: Number of rows if the source declares it; reading another number is an error.
         nbytes: Roughly how many bytes it holds.
         place: What the source needs to read it; picklable.
+        inputs: Number of inputs of a function that makes rows of them, by which progress is then
+            counted.
     """
 
     name: str
     rows: int | None
     nbytes: int
     place: Any
+    inputs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,11 @@ class Source(ABC):
     @property
     def total_rows(self) -> int | None:
         """Number of rows, if it is known before reading."""
+        return None
+
+    @property
+    def total_inputs(self) -> int | None:
+        """Number of inputs, if its units count them."""
         return None
 
     @property

@@ -197,8 +197,10 @@ class _Run:
             version="2.2" if appended is None else appended.dataset.data_storage_version,
         )
         dones = self.journal.done()
-        with progress("writing", self.source.total_rows) as note:
-            note(sum(done["rows_in"] for done in dones.values()))
+        inputs = self.source.total_inputs
+        total, what = (self.source.total_rows, "rows") if inputs is None else (inputs, "inputs")
+        with progress("writing", total, what) as note:
+            note(sum(done["noted"] for done in dones.values()))
             with Crew(writer, num_workers, on_note=note) as crew:
                 layout, measure = self._first(crew, entry, dones)
                 tasks = (
