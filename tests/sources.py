@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from destrier.errors import SourceError
-from destrier.source import FileSource, Unit
+from destrier.writing.source import FileSource, Unit
 
 
 def rows(first: int, count: int, payload: int = 0) -> pa.RecordBatch:

@@ -18,8 +18,8 @@ import pytest
 from lance.blob import BlobType
 
 from destrier import StreamingDataset
-from destrier.adding import add_columns
-from destrier.edit import append, delete, update
+from destrier.editing.adding import add_columns
+from destrier.editing.changes import append, delete, update
 from destrier.errors import (
     ArgumentError,
     ColumnError,
@@ -236,7 +236,7 @@ def test_a_table_without_rows(tmp_path: Path) -> None:
 SCRIPT = """
     import os, signal, sys, time
     from pathlib import Path
-    from destrier.adding import add_columns
+    from destrier.editing.adding import add_columns
 
     uri, log, mode = sys.argv[1:4]
 
@@ -324,7 +324,7 @@ def test_edits_by_others_meanwhile(plain: lance.LanceDataset) -> None:
 def test_a_run_killed_after_the_commit_is_found_done(
     plain: lance.LanceDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from destrier.journal import Journal
+    from destrier.writing.journal import Journal
 
     clear = Journal.clear
     calls = []

@@ -18,8 +18,10 @@ import pyarrow as pa
 import pytest
 from lance.blob import Blob, BlobType
 
-from destrier import lookup
-from destrier.edit import append, delete, tag, update, upsert
+from destrier.editing import lookup
+from destrier.editing.changes import append, delete, tag, update, upsert
+from destrier.editing.lookup import get, index
+from destrier.editing.merging import merge
 from destrier.errors import (
     ArgumentError,
     ColumnError,
@@ -31,8 +33,6 @@ from destrier.errors import (
     VersionError,
     WriteError,
 )
-from destrier.lookup import get, index
-from destrier.merging import merge
 
 MEDIA = {b"content_type": b"image/png"}
 
@@ -277,7 +277,7 @@ def test_a_merge_that_is_killed_leaves_no_files_in_the_table(tmp_path: Path) -> 
     before = files(target)
     script = """
         import os, sys
-        from destrier import merging
+        from destrier.editing import merging
 
         def dies(tables, schema):
             yield from rows(tables, schema)

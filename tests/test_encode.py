@@ -25,9 +25,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageDraw
 
-from destrier.encode import RowEncoder
+from destrier.encoding.encoder import RowEncoder
 from destrier.errors import SchemaError, SourceError
-from destrier.source import BATCH_BYTES
+from destrier.writing.source import BATCH_BYTES
 
 UTC = dt.timezone.utc
 
@@ -286,7 +286,7 @@ def test_arrays_without_a_type_are_refused(value: Any, text: str) -> None:
 
 def test_torch_is_not_imported() -> None:
     script = (
-        "import sys\nimport numpy as np\nfrom destrier.encode import RowEncoder\n"
+        "import sys\nimport numpy as np\nfrom destrier.encoding.encoder import RowEncoder\n"
         "list(RowEncoder().batches([{'a': np.ones(3), 'b': 'c', 'd': [1]}]))\n"
         "list(RowEncoder().batches([{'a': np.ones(3), 'b': 'c', 'd': [1]}]))\n"
         "sys.exit('torch' in sys.modules or 'PIL.Image' in sys.modules)"

@@ -16,18 +16,24 @@ TREE = {
     "FilterError": (errors.ArgumentError, ValueError),
     "IterationError": (errors.DestrierError, RuntimeError),
     "LengthError": (errors.TransformError, ValueError),
+    "LinkError": (errors.ReadError, OSError),
     "MissingDependencyError": (errors.DestrierError, ImportError),
+    "MissingKeyError": (errors.ArgumentError, KeyError),
     "ReadError": (errors.RowError, OSError),
     "RowError": (errors.DestrierError, RuntimeError),
+    "SchemaError": (errors.SourceError, TypeError),
+    "SourceError": (errors.DestrierError, ValueError),
     "StateError": (errors.DestrierError, ValueError),
     "TableError": (errors.DestrierError, OSError),
     "TransformError": (errors.RowError, RuntimeError),
     "VersionError": (errors.TableError, LookupError),
     "WorkerError": (errors.DestrierError, RuntimeError),
+    "WriteError": (errors.DestrierError, OSError),
 }
 ROW_ERRORS = [
     errors.RowError,
     errors.ReadError,
+    errors.LinkError,
     errors.DecodeError,
     errors.TransformError,
     errors.LengthError,
@@ -76,3 +82,13 @@ def test_row_errors_keep_their_attributes_in_a_pickle(kind):
     assert (again.offset, again.column) == (7, "image")
     plain = kind("bad")
     assert (plain.offset, plain.column) == (None, None)
+
+
+@pytest.mark.parametrize("kind", [errors.SourceError, errors.SchemaError])
+def test_source_errors_keep_their_attributes_in_a_pickle(kind):
+    error = kind("row 7 of x is bad", file="x", row=7, column="image")
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again)) == (kind, "row 7 of x is bad")
+    assert (again.file, again.row, again.column) == ("x", 7, "image")
+    plain = kind("bad")
+    assert (plain.file, plain.row, plain.column) == (None, None, None)

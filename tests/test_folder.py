@@ -17,7 +17,7 @@ from destrier.files import File, Store
 from destrier.formats.folder import detect, open_source
 from destrier.formats.folder import source as sources
 from destrier.formats.media import content_type, media_kind, sniff
-from destrier.source import BATCH_BYTES, LINK
+from destrier.writing.source import BATCH_BYTES, LINK
 
 JPEG = b"\xff\xd8\xff"
 

@@ -31,9 +31,9 @@ from destrier import (
     open_table,
 )
 from destrier.files import Store
-from destrier.links import delivered_columns, outside_row_bytes
+from destrier.links.columns import delivered_columns, outside_row_bytes
+from destrier.links.relinking import relink
 from destrier.read import Reader
-from destrier.relinking import relink
 from destrier.report import report_plan
 from destrier.stream import Settings, resolve_stream
 

@@ -24,7 +24,7 @@ from destrier import (
 )
 from destrier.files import Store
 from destrier.formats.litdata import LitDataSource, detect, open_source
-from destrier.source import ENCODING_KEY, LINK
+from destrier.writing.source import ENCODING_KEY, LINK
 from oracle import needs_peers, run_peer
 
 pytestmark = needs_peers

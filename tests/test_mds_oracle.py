@@ -22,7 +22,7 @@ from destrier import DestrierError
 from destrier.errors import ArgumentError, MissingDependencyError, SchemaError, SourceError
 from destrier.files import Store
 from destrier.formats.mds import MdsSink, detect, open_source
-from destrier.source import LINK
+from destrier.writing.source import LINK
 from oracle import needs_peers, run_peer
 
 pytestmark = needs_peers

@@ -32,7 +32,7 @@ from destrier import (
     WriteError,
 )
 from destrier.files import Store
-from destrier.write import write_table
+from destrier.writing.write import write_table
 from sources import Numbers
 
 if TYPE_CHECKING:

@@ -31,11 +31,11 @@ from destrier.errors import (
     WorkerError,
     WriteError,
 )
-from destrier.fingerprint import fingerprint
-from destrier.inputs import IterableSource, SequenceSource
-from destrier.mapping import map as map_inputs
-from destrier.optimizing import ALL_DONE, optimize
-from destrier.source import Measure, Source
+from destrier.jobs.fingerprint import fingerprint
+from destrier.jobs.inputs import IterableSource, SequenceSource
+from destrier.jobs.mapping import map as map_inputs
+from destrier.jobs.optimizing import ALL_DONE, optimize
+from destrier.writing.source import Measure, Source
 
 
 def rows_of(source: Source, measure: Measure | None = None) -> list[dict[str, Any]]:
@@ -489,7 +489,7 @@ def test_a_killed_job_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 SCRIPT = """
 import sys
-import destrier.optimizing as o
+import destrier.jobs.optimizing as o
 
 class Scale:
     def __init__(self, by):

@@ -24,8 +24,8 @@ from destrier.formats.tabular import batches as batches_module
 from destrier.formats.tabular import ipc as ipc_module
 from destrier.formats.tabular import parquet as parquet_module
 from destrier.formats.tabular.kinds import convert, kept_field
-from destrier.layout import Layout
-from destrier.source import BATCH_BYTES, ENCODING_KEY, SOURCE_KEY, Source
+from destrier.writing.layout import Layout
+from destrier.writing.source import BATCH_BYTES, ENCODING_KEY, SOURCE_KEY, Source
 
 
 def source(path: Path | str, format: str | None = None, **options: Any) -> Source:

@@ -20,7 +20,7 @@ from destrier.errors import ArgumentError, ColumnError, SchemaError, SourceError
 from destrier.files import Store
 from destrier.formats import tabular
 from destrier.formats.tabular import lines, text
-from destrier.source import BATCH_BYTES, Source
+from destrier.writing.source import BATCH_BYTES, Source
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from destrier.errors import (
 from destrier.files import Store
 from destrier.formats.webdataset import WebDatasetSink, detect, open_source
 from destrier.formats.webdataset import reader as readers
-from destrier.source import BATCH_BYTES, LINK
+from destrier.writing.source import BATCH_BYTES, LINK
 from oracle import needs_peers, run_peer
 
 Members = list[tuple[str, bytes]]

@@ -30,7 +30,7 @@ from destrier import (
     WorkerError,
     WriteError,
 )
-from destrier.write import write_table
+from destrier.writing.write import write_table
 from sources import Numbers, rows
 
 
@@ -285,7 +285,7 @@ SCRIPT = """
     import sys
     sys.path[:0] = {path!r}
     from sources import Numbers
-    from destrier.write import write_table
+    from destrier.writing.write import write_table
     print("started", flush=True)
     write_table(Numbers(wait=0.03, log={log!r}), {uri!r}, num_workers={workers}, mode={mode!r})
     print("done", flush=True)
@@ -344,9 +344,9 @@ def test_kill_while_publishing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str, mode: str
 ) -> None:
     """The four places at which a kill could leave files between the journal and the table."""
-    from destrier import publish
     from destrier.files import Store
-    from destrier.journal import Journal
+    from destrier.writing import publish
+    from destrier.writing.journal import Journal
 
     uri = tmp_path / "t.lance"
     if mode != "create":
@@ -369,7 +369,7 @@ def test_kill_while_publishing(
 
     with monkeypatch.context() as patch:
         # a kill runs no clean-up
-        patch.setattr("destrier.write._Run._leave", lambda *_: None)
+        patch.setattr("destrier.writing.write._Run._leave", lambda *_: None)
         if when == "before the move":
             patch.setattr(publish, "move_files", kill)
         elif when == "in the move":
@@ -400,7 +400,7 @@ def _start_without_clearing(self: Any, job: dict[str, Any], *, keep: bool) -> di
 def test_restart_after_a_kill_in_the_move_leaves_no_orphans(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from destrier import publish
+    from destrier.writing import publish
 
     uri = tmp_path / "t.lance"
     write_table(Numbers(units_=1), uri, num_workers=0)
@@ -412,7 +412,7 @@ def test_restart_after_a_kill_in_the_move_leaves_no_orphans(
         raise KillError
 
     with monkeypatch.context() as patch:
-        patch.setattr("destrier.write._Run._leave", lambda *_: None)
+        patch.setattr("destrier.writing.write._Run._leave", lambda *_: None)
         patch.setattr(publish, "lance_call", kill)
         with pytest.raises(KillError):
             write_table(Numbers(), uri, num_workers=0, mode="append")
@@ -426,7 +426,8 @@ def test_restart_after_a_kill_in_the_move_leaves_no_orphans(
 def test_a_commit_that_fails_leaves_the_table_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from destrier import ReadError, publish
+    from destrier import ReadError
+    from destrier.writing import publish
 
     uri = tmp_path / "t.lance"
     write_table(Numbers(units_=1), uri, num_workers=0)
@@ -528,7 +529,7 @@ def test_no_rows_make_an_empty_table(tmp_path: Path) -> None:
 def test_a_shard_is_cut_into_fragments_by_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("destrier.shards._FRAGMENT_BYTES", 60_000)
+    monkeypatch.setattr("destrier.writing.shards._FRAGMENT_BYTES", 60_000)
     source = Numbers(units_=4, length=100, payload=1000, nbytes=1)
     write_table(source, tmp_path / "t.lance", num_workers=0)
     fragments = lance.dataset(str(tmp_path / "t.lance")).get_fragments()

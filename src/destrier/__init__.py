@@ -6,11 +6,13 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 if _TYPE_CHECKING:
-    from destrier.adding import add_columns
     from destrier.builder import PermutationBuilder
     from destrier.conversion import convert, link
     from destrier.dataset import StreamingDataset
-    from destrier.edit import append, delete, tag, update, upsert
+    from destrier.editing.adding import add_columns
+    from destrier.editing.changes import append, delete, tag, update, upsert
+    from destrier.editing.lookup import get, index
+    from destrier.editing.merging import merge
     from destrier.errors import (
         ArgumentError,
         ColumnError,
@@ -36,14 +38,12 @@ if _TYPE_CHECKING:
         WriteError,
     )
     from destrier.exporting import export
+    from destrier.jobs.mapping import map
+    from destrier.jobs.optimizing import ALL_DONE, optimize
+    from destrier.links.relinking import relink
     from destrier.loader import StreamingDataLoader
-    from destrier.lookup import get, index
-    from destrier.mapping import map
-    from destrier.merging import merge
-    from destrier.optimizing import ALL_DONE, optimize
     from destrier.order import Order
     from destrier.permutation import Permutation
-    from destrier.relinking import relink
     from destrier.table import open_table
     from destrier.verification import verify
 
@@ -98,27 +98,27 @@ __version__ = "0.1.0"
 
 # Names are looked up when they are used: processes that only write do not pay for PyTorch.
 _PLACES = {
-    "add_columns": "adding",
     "PermutationBuilder": "builder",
     "convert": "conversion",
     "link": "conversion",
     "StreamingDataset": "dataset",
-    "append": "edit",
-    "delete": "edit",
-    "tag": "edit",
-    "update": "edit",
-    "upsert": "edit",
+    "add_columns": "editing.adding",
+    "append": "editing.changes",
+    "delete": "editing.changes",
+    "tag": "editing.changes",
+    "update": "editing.changes",
+    "upsert": "editing.changes",
+    "get": "editing.lookup",
+    "index": "editing.lookup",
+    "merge": "editing.merging",
     "export": "exporting",
+    "map": "jobs.mapping",
+    "ALL_DONE": "jobs.optimizing",
+    "optimize": "jobs.optimizing",
+    "relink": "links.relinking",
     "StreamingDataLoader": "loader",
-    "get": "lookup",
-    "index": "lookup",
-    "map": "mapping",
-    "merge": "merging",
-    "ALL_DONE": "optimizing",
-    "optimize": "optimizing",
     "Order": "order",
     "Permutation": "permutation",
-    "relink": "relinking",
     "open_table": "table",
     "verify": "verification",
 }

@@ -8,7 +8,7 @@ from typing import Any
 
 from destrier.files import Store
 from destrier.formats import open_source
-from destrier.write import Written, write_table
+from destrier.writing.write import Written, write_table
 
 __all__ = ["convert", "link"]
 

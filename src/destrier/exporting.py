@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from destrier.crew import Crew, Note
 from destrier.errors import ArgumentError, EmptyError, SourceError, WriteError
 from destrier.files import Store
 from destrier.formats import open_sink
-from destrier.layout import COUNT_KEY, LINK_KEY
-from destrier.progress import progress
 from destrier.read import Reader
 from destrier.selection import RowList, select_rows
 from destrier.sink import Sink
-from destrier.source import BATCH_BYTES
 from destrier.table import Table, open_table
+from destrier.writing.crew import Crew, Note
+from destrier.writing.layout import COUNT_KEY, LINK_KEY
+from destrier.writing.progress import progress
+from destrier.writing.source import BATCH_BYTES
 
 if TYPE_CHECKING:
     from destrier.table import TableLike

@@ -15,10 +15,10 @@ from destrier.columns import empty_array
 from destrier.counters import Counts
 from destrier.errors import LinkError, ReadError, RowError
 from destrier.keyed import Ints
-from destrier.layout import LINK_KEY, is_blob
-from destrier.linkreader import BrokenLinksError, LinkReader
-from destrier.links import companion
+from destrier.links.columns import companion
+from destrier.links.reader import BrokenLinksError, LinkReader
 from destrier.table import Table, lance_call
+from destrier.writing.layout import LINK_KEY, is_blob
 
 __all__ = ["Reader", "Rows"]
 

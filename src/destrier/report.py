@@ -12,7 +12,7 @@ import numpy as np
 
 from destrier.errors import ArgumentError, DestrierWarning
 from destrier.keyed import Ints
-from destrier.links import outside_row_bytes
+from destrier.links.columns import outside_row_bytes
 from destrier.plan import Steps, check_batch
 from destrier.read import Reader
 from destrier.runner import (

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from destrier.batch import Finished, RawBatch
 from destrier.columns import dense_bytes, dense_type
 from destrier.errors import ColumnError, DestrierError, DestrierWarning, ReadError, StateError
-from destrier.links import delivered_columns
+from destrier.links.columns import delivered_columns
 from destrier.pipeline import Delivery, Epoch, Pipeline
 from destrier.plan import Shares, Steps
 from destrier.read import Reader

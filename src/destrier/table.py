@@ -168,7 +168,7 @@ class Table:
 
         Those of values outside the data files, as linked ones, are taken from some rows.
         """
-        from destrier.links import outside_row_bytes
+        from destrier.links.columns import outside_row_bytes
 
         rows = self.num_rows
         stored = sum(

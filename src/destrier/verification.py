@@ -11,17 +11,17 @@ import numpy as np
 import pyarrow as pa
 
 from destrier.compare import differing
-from destrier.crcs import CRC, crcs_of
-from destrier.crew import Crew, Note
 from destrier.files import Store
-from destrier.filtering import RowFilter
 from destrier.formats import open_source
-from destrier.layout import COUNT_KEY, LINK_KEY
-from destrier.links import companion
-from destrier.progress import progress
+from destrier.links.columns import companion
+from destrier.links.crcs import CRC, crcs_of
 from destrier.read import Reader
-from destrier.source import Measure, Shard, Source
 from destrier.table import Table, open_table
+from destrier.writing.crew import Crew, Note
+from destrier.writing.filtering import RowFilter
+from destrier.writing.layout import COUNT_KEY, LINK_KEY
+from destrier.writing.progress import progress
+from destrier.writing.source import Measure, Shard, Source
 
 if TYPE_CHECKING:
     from destrier.table import TableLike

@@ -178,7 +178,7 @@ def _report(result: Any, options: argparse.Namespace, said: str) -> int:
 
 
 def _relink(options: argparse.Namespace) -> int:
-    from destrier.relinking import relink
+    from destrier.links.relinking import relink
 
     changed = relink(
         options.uri,

@@ -15,7 +15,7 @@ from typing import Any
 from destrier.errors import ArgumentError, SourceError
 from destrier.files import Store
 from destrier.sink import Sink
-from destrier.source import Source
+from destrier.writing.source import Source
 
 __all__ = ["EXPORTS", "FORMATS", "detect", "open_sink", "open_source"]
 

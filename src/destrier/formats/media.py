@@ -9,8 +9,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from destrier.files import Store
-from destrier.linkfiles import join_uri
-from destrier.source import LINK
+from destrier.links.files import join_uri
+from destrier.writing.source import LINK
 
 __all__ = [
     "CONTENT_TYPE_KEY",

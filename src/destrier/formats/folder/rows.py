@@ -10,13 +10,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from destrier.encoding.frozen import freeze
+from destrier.encoding.misfit import Misfit
+from destrier.encoding.values import encode
 from destrier.errors import ArgumentError, EmptyError, SchemaError, SourceError
 from destrier.files import File, Store
 from destrier.formats.folder.metadata import is_metadata, read_metadata
 from destrier.formats.media import CONTENT_TYPE_KEY, content_type, extension_of, media_kind
-from destrier.frozen import freeze
-from destrier.misfit import Misfit
-from destrier.values import encode
 
 __all__ = ["Group", "Rows", "file_field", "file_rows", "grouped_rows"]
 

@@ -17,7 +17,7 @@ from destrier.files import File, Store
 from destrier.formats.folder.listing import list_files
 from destrier.formats.folder.rows import Group, Rows, file_field, file_rows, grouped_rows
 from destrier.formats.media import link_array, link_uri
-from destrier.source import BATCH_BYTES, LINK, SOURCE_KEY, FileSource, Unit
+from destrier.writing.source import BATCH_BYTES, LINK, SOURCE_KEY, FileSource, Unit
 
 __all__ = ["FolderSource", "open_source"]
 
@@ -175,7 +175,7 @@ class FolderSource(FileSource):
             yield Unit(name, count, int(sizes[first:stop].sum()), run)
 
     def read(self, unit: Unit, schema: pa.Schema | None) -> Iterator[pa.RecordBatch]:
-        """Read the files of a run of rows; see `destrier.source.Source.read`."""
+        """Read the files of a run of rows; see `destrier.writing.source.Source.read`."""
         run: _Run = unit.place
         schema = schema or self._schema
         told = [f for f in self._schema if f.name not in run.files and f.name not in run.texts]

@@ -18,7 +18,7 @@ from destrier.formats.litdata.gather import Bytes, Ints, as_bytes, list_offsets
 from destrier.formats.litdata.index import Chunk, Config
 from destrier.formats.litdata.places import Place
 from destrier.formats.litdata.zstd import content_sizes, inflate, inflate_frames
-from destrier.source import BATCH_BYTES
+from destrier.writing.source import BATCH_BYTES
 
 __all__ = ["Body", "Classic", "Items", "Rows", "Window", "open_body"]
 

@@ -22,7 +22,7 @@ from destrier.formats.litdata.spec import Node, dump_spec, load_spec
 from destrier.formats.litdata.tokens import COLUMN
 from destrier.formats.litdata.written import choose
 from destrier.sink import Sink
-from destrier.source import ENCODING_KEY, SOURCE_KEY
+from destrier.writing.source import ENCODING_KEY, SOURCE_KEY
 
 __all__ = ["LitDataSink", "open_sink"]
 

@@ -154,7 +154,7 @@ class _Pickle(Codec):
         return self._encode(cells, kind)
 
     def _encode(self, cells: Cells, kind: pa.DataType | None) -> pa.Array:
-        from destrier.encode import RowEncoder
+        from destrier.encoding.encoder import RowEncoder
 
         name = cells.place.column or "value"
         schema = None if kind is None else pa.schema([pa.field(name, kind)])

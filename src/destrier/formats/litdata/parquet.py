@@ -14,7 +14,7 @@ from destrier.formats.litdata.places import Place
 from destrier.formats.litdata.reading import Dataset, Reading, chosen
 from destrier.formats.tabular.batches import checked, split
 from destrier.formats.tabular.kinds import convert, kept_field
-from destrier.source import BATCH_BYTES
+from destrier.writing.source import BATCH_BYTES
 
 __all__ = ["ParquetFiles"]
 

@@ -16,7 +16,7 @@ from destrier.formats.litdata.index import Chunk, Index
 from destrier.formats.litdata.leaves import PREFIX, Options
 from destrier.formats.litdata.places import Place
 from destrier.formats.media import CONTENT_TYPE_KEY
-from destrier.source import ENCODING_KEY
+from destrier.writing.source import ENCODING_KEY
 
 __all__ = ["Dataset", "Reading", "chosen", "column_field"]
 

@@ -21,7 +21,7 @@ from destrier.formats.litdata.reading import Dataset, Reading, chosen, column_fi
 from destrier.formats.litdata.rows import Merged, read_rows, rows_schema
 from destrier.formats.litdata.spec import Node, load_spec
 from destrier.formats.media import link_array, link_uri
-from destrier.source import LINK, SOURCE_KEY
+from destrier.writing.source import LINK, SOURCE_KEY
 
 __all__ = ["Samples"]
 

@@ -20,7 +20,7 @@ from destrier.formats.litdata.samples import Samples
 from destrier.formats.litdata.temporal import Temporal
 from destrier.formats.litdata.tokens import Tokens
 from destrier.formats.tabular.kinds import check_names
-from destrier.source import FileSource, Unit
+from destrier.writing.source import FileSource, Unit
 
 __all__ = ["LitDataSource", "open_source"]
 

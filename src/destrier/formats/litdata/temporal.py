@@ -23,7 +23,7 @@ from destrier.formats.litdata.gather import as_bytes, binary, fixed, list_offset
 from destrier.formats.litdata.index import Chunk
 from destrier.formats.litdata.places import Place
 from destrier.formats.litdata.reading import Dataset, Reading, chosen, column_field
-from destrier.source import SOURCE_KEY
+from destrier.writing.source import SOURCE_KEY
 
 __all__ = ["Temporal"]
 

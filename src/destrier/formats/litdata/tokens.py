@@ -15,7 +15,7 @@ from destrier.formats.litdata.gather import MOST_OFFSETS, as_bytes, primitive
 from destrier.formats.litdata.index import Chunk
 from destrier.formats.litdata.places import Place
 from destrier.formats.litdata.reading import Dataset, Reading, chosen, column_field
-from destrier.source import BATCH_BYTES, SOURCE_KEY
+from destrier.writing.source import BATCH_BYTES, SOURCE_KEY
 
 __all__ = ["COLUMN", "Tokens"]
 

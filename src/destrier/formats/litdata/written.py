@@ -23,7 +23,7 @@ from destrier.formats.litdata.gather import Bytes, list_offsets, packed
 from destrier.formats.litdata.leaves import PIL_TYPE, PREFIX
 from destrier.formats.litdata.nested import encode_nested
 from destrier.formats.media import CONTENT_TYPE_KEY
-from destrier.source import ENCODING_KEY
+from destrier.writing.source import ENCODING_KEY
 
 __all__ = ["choose"]
 

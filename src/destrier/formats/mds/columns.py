@@ -16,7 +16,7 @@ from destrier.formats.mds.index import Shape
 from destrier.formats.mds.numbers import Number, number_type
 from destrier.formats.mds.text import TEXT_KINDS
 from destrier.formats.media import CONTENT_TYPE_KEY
-from destrier.source import ENCODING_KEY, LINK
+from destrier.writing.source import ENCODING_KEY, LINK
 
 __all__ = ["PREFIX", "Column", "Options", "by_name", "choose_columns", "is_open"]
 

@@ -22,7 +22,7 @@ from destrier.formats.mds.numbers import Number
 from destrier.formats.mds.stored import LIMIT
 from destrier.formats.media import CONTENT_TYPE_KEY
 from destrier.sink import Sink
-from destrier.source import ENCODING_KEY
+from destrier.writing.source import ENCODING_KEY
 
 __all__ = ["MdsSink", "exported", "open_sink"]
 

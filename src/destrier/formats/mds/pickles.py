@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from destrier.encode import RowEncoder
+from destrier.encoding.encoder import RowEncoder
 from destrier.formats.mds.cells import Cells
 from destrier.formats.mds.encodings import Encoding, Fail
 

@@ -29,7 +29,7 @@ from destrier.formats.mds.shard import (
 from destrier.formats.mds.stored import Content, Piece, open_piece
 from destrier.formats.mds.text import check_header, read_json, read_separated, text_cells
 from destrier.formats.media import link_array, link_uri
-from destrier.source import BATCH_BYTES, SOURCE_KEY, FileSource, Unit
+from destrier.writing.source import BATCH_BYTES, SOURCE_KEY, FileSource, Unit
 
 __all__ = ["MdsSource"]
 

@@ -17,7 +17,7 @@ from destrier.formats.tabular.ipc import ArrowSource
 from destrier.formats.tabular.jsonl import JsonSource
 from destrier.formats.tabular.parquet import ParquetSource
 from destrier.sink import Sink
-from destrier.source import Source
+from destrier.writing.source import Source
 
 __all__ = ["FORMATS", "ParquetSink", "detect", "open_sink", "open_source"]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from destrier.errors import SourceError
-from destrier.source import BATCH_BYTES
+from destrier.writing.source import BATCH_BYTES
 
 __all__ = ["checked", "gathered", "split"]
 

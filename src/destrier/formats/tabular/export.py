@@ -13,7 +13,7 @@ from destrier.errors import ColumnError, WriteError
 from destrier.files import Store
 from destrier.formats.tabular.features import BYTES_ENCODING, PATH_ENCODING, is_media
 from destrier.sink import Sink
-from destrier.source import ENCODING_KEY, SOURCE_KEY
+from destrier.writing.source import ENCODING_KEY, SOURCE_KEY
 
 __all__ = ["ParquetSink"]
 

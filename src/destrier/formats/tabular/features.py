@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from destrier.errors import SourceError
-from destrier.source import ENCODING_KEY
+from destrier.writing.source import ENCODING_KEY
 
 __all__ = [
     "BYTES_ENCODING",

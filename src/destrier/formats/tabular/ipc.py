@@ -11,7 +11,7 @@ import pyarrow as pa
 from destrier.errors import SourceError
 from destrier.files import File
 from destrier.formats.tabular.typed import FileInfo, TypedSource
-from destrier.source import Unit
+from destrier.writing.source import Unit
 
 __all__ = ["ArrowSource"]
 

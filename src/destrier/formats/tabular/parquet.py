@@ -16,7 +16,7 @@ from destrier.formats.tabular.batches import gathered
 from destrier.formats.tabular.footer import Chunk, row_groups
 from destrier.formats.tabular.lines import open_file
 from destrier.formats.tabular.typed import FileInfo, TypedSource
-from destrier.source import Unit
+from destrier.writing.source import Unit
 
 __all__ = ["ParquetSource"]
 

@@ -21,7 +21,7 @@ from destrier.formats.tabular.lines import (
     open_text,
     range_blocks,
 )
-from destrier.source import FileSource, Unit
+from destrier.writing.source import FileSource, Unit
 
 __all__ = ["SAMPLE_BYTES", "RowFault", "TextSource", "check_utf8"]
 

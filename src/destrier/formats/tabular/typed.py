@@ -18,7 +18,7 @@ from destrier.formats.tabular.discover import Found
 from destrier.formats.tabular.drift import joined
 from destrier.formats.tabular.features import Media, media_columns, split_media
 from destrier.formats.tabular.kinds import convert
-from destrier.source import SOURCE_KEY, FileSource, Unit
+from destrier.writing.source import SOURCE_KEY, FileSource, Unit
 
 __all__ = ["FileInfo", "TypedSource"]
 

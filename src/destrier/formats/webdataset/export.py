@@ -18,7 +18,7 @@ from destrier.formats.webdataset.members import default_kind
 from destrier.formats.webdataset.npy import npy_bytes
 from destrier.formats.webdataset.tar import BLOCK
 from destrier.sink import Sink
-from destrier.source import ENCODING_KEY
+from destrier.writing.source import ENCODING_KEY
 
 __all__ = ["WebDatasetSink", "open_sink"]
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from destrier.formats.media import CONTENT_TYPE_KEY, content_type
 from destrier.formats.webdataset.npy import Header, array_of, header_of, value_type
-from destrier.source import ENCODING_KEY, LINK
+from destrier.writing.source import ENCODING_KEY, LINK
 
 __all__ = ["KINDS", "Arrays", "Cells", "decode", "default_kind", "is_array", "make_field"]
 

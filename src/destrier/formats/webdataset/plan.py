@@ -23,7 +23,7 @@ from destrier.formats.webdataset.members import (
 from destrier.formats.webdataset.npy import header_of
 from destrier.formats.webdataset.samples import Batch, fetch, split_name
 from destrier.formats.webdataset.tar import Tar
-from destrier.source import ENCODING_KEY, LINK, SOURCE_KEY
+from destrier.writing.source import ENCODING_KEY, LINK, SOURCE_KEY
 
 __all__ = ["Filler", "Options", "Survey"]
 

@@ -13,7 +13,7 @@ from destrier.errors import SourceError
 from destrier.formats.webdataset.members import Cells
 from destrier.formats.webdataset.reader import Reader
 from destrier.formats.webdataset.tar import Member, Tar
-from destrier.source import BATCH_BYTES
+from destrier.writing.source import BATCH_BYTES
 
 __all__ = ["Batch", "Want", "batches", "fetch", "split_name"]
 

@@ -19,7 +19,7 @@ from destrier.formats.webdataset.plan import Filler, Options, Survey
 from destrier.formats.webdataset.reader import compression
 from destrier.formats.webdataset.samples import batches
 from destrier.formats.webdataset.tar import Tar
-from destrier.source import FileSource, Unit
+from destrier.writing.source import FileSource, Unit
 
 __all__ = ["WebDatasetSource", "open_source"]
 
@@ -132,7 +132,7 @@ class WebDatasetSource(FileSource):
         yield [self.store.uri, asdict(self.options), self.skip, self.require_end]
 
     def read(self, unit: Unit, schema: pa.Schema | None) -> Iterator[pa.RecordBatch]:
-        """Read a tar; see `destrier.source.Source.read`."""
+        """Read a tar; see `destrier.writing.source.Source.read`."""
         file: File = unit.place
         link = self.options.link
         tar = Tar(self.store, file, _skipped(self.skip), self.require_end)

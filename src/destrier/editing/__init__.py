@@ -1,0 +1,1 @@
+"""Work on tables that are there: rows, columns, keys."""

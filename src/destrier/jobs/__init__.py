@@ -1,0 +1,1 @@
+"""Functions that are run over inputs: `optimize` and `map`."""

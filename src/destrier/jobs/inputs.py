@@ -1,0 +1,253 @@
+"""Sources whose rows a function makes from inputs: a sequence of them, or a stream."""
+
+from __future__ import annotations
+
+import pickle
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from destrier.encoding.encoder import RowEncoder
+from destrier.errors import EmptyError, SourceError
+from destrier.jobs.calls import Calls, check_on_error
+from destrier.jobs.fingerprint import fingerprint
+from destrier.jobs.streams import Stream
+from destrier.writing.source import Measure, Shard, Source, Unit
+
+__all__ = ["IterableSource", "SequenceSource"]
+
+_FIRST = 16  # few, since one worker does them while the others wait
+_SHARD_BYTES = 256 << 20  # of rows
+_SHARD_SECONDS = 60.0
+_LEAST_SECONDS = 1.0
+_START_SECONDS = 0.1  # of the first shard, that are not work
+_LEAST_EACH = 5e-6  # seconds that an input takes at least, to be called and written
+_SHARDS = 32  # for even shares of the work, where an input takes long
+_MOST_SHARDS = 1000  # so that a table does not consist of crumbs
+
+
+class _Job:
+    """The function and its inputs, which reach another process by cloudpickle."""
+
+    def __init__(self, *parts: Any) -> None:
+        self._parts: tuple[Any, ...] | None = parts
+        self._pickled: bytes | None = None
+
+    def __getstate__(self) -> bytes:
+        if self._pickled is None:
+            import cloudpickle
+
+            self._pickled = cloudpickle.dumps(self._parts)
+        return self._pickled
+
+    def __setstate__(self, state: bytes) -> None:
+        self._parts = None
+        self._pickled = state
+
+    def parts(self) -> tuple[Any, ...]:
+        if self._parts is None:
+            assert self._pickled is not None
+            self._parts = pickle.loads(self._pickled)  # noqa: S301 - of our own parent process
+            self._pickled = None
+        return self._parts
+
+
+class _FunctionSource(Source):
+    """What sources of functions share.
+
+    Attributes:
+        failures: Number and error of the inputs that were skipped while reading.
+    """
+
+    def __init__(
+        self,
+        job: _Job,
+        schema: pa.Schema | None,
+        on_error: str,
+    ) -> None:
+        check_on_error(on_error)
+        self._job = job
+        self._schema = RowEncoder(schema).schema  # which checks it
+        self._on_error = on_error
+        self.failures: list[tuple[int, str]] = []
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """That which was declared."""
+        return self._schema
+
+    def read(self, unit: Unit, schema: pa.Schema | None) -> Iterator[pa.RecordBatch]:
+        """Call the function on the inputs of a unit.
+
+        Raises:
+            SchemaError: If a row has other columns or types than those before it.
+            SourceError: If the function raises, or makes what cannot be kept exactly.
+        """
+        if schema is None:
+            schema = self._schema
+        encoder = RowEncoder(schema, declared=self._schema is not None)
+        function = self._job.parts()[0]
+        rows = Calls(function, self._inputs(unit), self._on_error, self.failures)
+        try:
+            yield from encoder.batches(rows, name=rows.name)
+        except SourceError as error:
+            if error is not rows.raised and error.row is not None:
+                error.row = rows.place(error.row)[0]
+            raise
+
+    def _inputs(self, unit: Unit) -> Iterator[tuple[int, Callable[[], Any]]]:
+        raise NotImplementedError
+
+
+class SequenceSource(_FunctionSource):
+    """The rows that a function makes of the items of a sequence. Can be continued.
+
+    Args:
+        fn: From an item to a row, to a batch, to None, or to any number of rows.
+        inputs: With a length, reached by number.
+        schema: Of the rows, or None to find it.
+        on_error: ``"raise"``, or ``"skip"`` to leave out the inputs that the function fails on.
+    """
+
+    format: ClassVar[str] = "function"
+
+    def __init__(
+        self,
+        fn: Callable[[Any], Any],
+        inputs: Any,
+        schema: pa.Schema | None = None,
+        on_error: str = "raise",
+    ) -> None:
+        super().__init__(_Job(fn, inputs), schema, on_error)
+        self._count = len(inputs)
+        if not self._count:
+            raise EmptyError("there are no inputs")
+
+    @property
+    def total_inputs(self) -> int:
+        """How many inputs there are."""
+        return self._count
+
+    @property
+    def shown(self) -> str:
+        """How many inputs there are."""
+        return f"{self._count} inputs"
+
+    def digest(self) -> str:
+        """A digest of function, inputs and options."""
+        schema = None if self._schema is None else self._schema.serialize().to_pybytes()
+        return fingerprint(*self._job.parts(), schema, self._on_error)
+
+    def first(self) -> Shard:
+        """The first few inputs."""
+        return Shard(0, (self._unit(0, min(self._count, _FIRST), 0),))
+
+    def rest(self, measure: Measure) -> Iterator[Shard]:
+        """The others, in shards of even length.
+
+        Cheap inputs go into few of them. Where an input takes long they are short, so that workers
+        have even shares and little is lost when one is killed; but a table of many inputs does not
+        come in crumbs, and the rows of a shard stay below 256 MiB.
+        """
+        first = min(self._count, _FIRST)
+        rest = self._count - first
+        if not rest:
+            return
+        seconds, nbytes = _each(measure, first)
+        length = max(rest / _SHARDS, _LEAST_SECONDS / seconds)
+        length = max(min(length, _SHARD_SECONDS / seconds), rest / _MOST_SHARDS)
+        length = max(1.0, min(length, _SHARD_BYTES / nbytes))
+        shards = min(rest, max(1, round(rest / length)))
+        for index in range(shards):
+            start = first + index * rest // shards
+            stop = first + (index + 1) * rest // shards
+            yield Shard(index + 1, (self._unit(start, stop, int(nbytes * (stop - start))),))
+
+    def _unit(self, start: int, stop: int, nbytes: int) -> Unit:
+        name = f"inputs {start} to {stop - 1}"
+        return Unit(name, None, nbytes, (start, stop), inputs=stop - start)
+
+    def _inputs(self, unit: Unit) -> Iterator[tuple[int, Callable[[], Any]]]:
+        inputs = self._job.parts()[1]
+        for number in range(*unit.place):
+            yield number, lambda: inputs[number]  # noqa: B023 - called before the next one
+
+
+def _each(measure: Measure, inputs: int) -> tuple[float, float]:
+    """Seconds and bytes that an input takes."""
+    seconds = max((measure.seconds - _START_SECONDS) / inputs, _LEAST_EACH)
+    return seconds, max(measure.nbytes, 1) / inputs
+
+
+class IterableSource(_FunctionSource):
+    """The rows that a function makes of a stream, which is read here. Cannot be continued.
+
+    Args:
+        fn: From an item to a row, to a batch, to None, or to any number of rows.
+        inputs: An iterable, or a queue that ends with `ALL_DONE`.
+        schema: Of the rows, or None to find it.
+        on_error: ``"raise"``, or ``"skip"`` to leave out the inputs that the function fails on.
+    """
+
+    format: ClassVar[str] = "function"
+    resumable: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        fn: Callable[[Any], Any],
+        inputs: Any,
+        schema: pa.Schema | None = None,
+        on_error: str = "raise",
+    ) -> None:
+        super().__init__(_Job(fn), schema, on_error)
+        self._stream: Stream | None = Stream(inputs)
+        self._name = type(inputs).__name__
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_stream": None}
+
+    @property
+    def shown(self) -> str:
+        """What the inputs come from."""
+        return f"the inputs of a {self._name}"
+
+    def digest(self) -> str:
+        """A name that no other job has, since what comes is not known."""
+        return uuid.uuid4().hex
+
+    def first(self) -> Shard:
+        """The first few inputs."""
+        shard = self._next(0, _FIRST, 0)
+        if shard is None:
+            raise EmptyError("there are no inputs")
+        return shard
+
+    def rest(self, measure: Measure) -> Iterator[Shard]:
+        """The others as they come, in shards that grow with what has come."""
+        assert self._stream is not None
+        seconds, nbytes = _each(measure, self._stream.count)
+        index = 1
+        while True:
+            length = max(self._stream.count / _SHARDS, _LEAST_SECONDS / seconds)
+            length = min(length, _SHARD_SECONDS / seconds, _SHARD_BYTES / nbytes)
+            shard = self._next(index, max(1, int(length)), nbytes)
+            if shard is None:
+                return
+            yield shard
+            index += 1
+
+    def _next(self, index: int, most: int, nbytes: float) -> Shard | None:
+        assert self._stream is not None
+        chunk = self._stream.chunk(most)
+        if chunk is None:
+            return None
+        start, pulled = chunk
+        name = f"inputs {start} to {start + len(pulled) - 1}"
+        return Shard(index, (Unit(name, None, int(nbytes * len(pulled)), (start, pulled)),))
+
+    def _inputs(self, unit: Unit) -> Iterator[tuple[int, Callable[[], Any]]]:
+        start, pulled = unit.place
+        for number, data in enumerate(pulled, start):
+            yield number, lambda: pickle.loads(data)  # noqa: B023, S301 - pickled by our parent

@@ -1,0 +1,1 @@
+"""Columns whose values are ranges of files that stay where they are."""

@@ -1,0 +1,287 @@
+"""Reading linked values: ranges of files that stay where they are.
+
+Lance stores of a linked value its file's URI, position and size, and would serve another file of
+that name. So size and time of the whole file are stored beside it, and are compared before the
+first byte of a file is read.
+
+Local files are read here, with one copy; a file that is cut while it is read is an error, where a
+map of it would end the process. Files in remote stores are read by Lance.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from destrier.errors import LinkError
+from destrier.keyed import Ints
+from destrier.links.files import Linked, OpenFile, beyond, changed, gone, split_uri, stat_files
+
+__all__ = ["EXTERNAL", "BrokenLinksError", "LinkReader"]
+
+EXTERNAL = 3
+"""The kind of a blob, in Lance's descriptors, that lies in a file elsewhere."""
+
+_OPEN_FILES = 64  # at once in a thread, and kept open between reads
+_REMEMBERED = 1 << 15  # remote files that were looked at; beyond, the oldest are looked at again
+_NEAR = 64 << 10  # the system is asked in one go for ranges that lie so close
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Values in one file that were recorded alike, by their places in order of position.
+
+    Attributes:
+        path: That of a local file, else None.
+    """
+
+    uri: str
+    path: str | None
+    recorded: Linked
+    places: Ints
+
+
+@dataclass(frozen=True)
+class _Ranges:
+    """Where values are in their files, and where they go in memory."""
+
+    positions: NDArray[np.uint64]
+    bounds: Ints
+    memory: memoryview
+
+
+class BrokenLinksError(Exception):
+    """Some values could not be read; the others can.
+
+    Attributes:
+        errors: Why, by place.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.errors: dict[int, LinkError] = {}
+
+    def add(self, places: Ints, error: LinkError) -> None:
+        """Note values that cannot be read."""
+        self.errors.update(dict.fromkeys(places.tolist(), error))
+
+    def raise_any(self) -> None:
+        """Raise itself if there are any."""
+        if self.errors:
+            raise self
+
+
+class LinkReader:
+    """Reads linked values. Keeps few files open; they are closed when it is dropped.
+
+    Safe to call from several threads.
+
+    Args:
+        options: The table's storage options, for remote files.
+    """
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._options = options
+        self._lock = threading.Lock()
+        self._files: OrderedDict[str, OpenFile] = OrderedDict()
+        self._looked_at: dict[tuple[str, Linked], None] = {}
+
+    def read(
+        self,
+        values: pa.StructArray,
+        recorded: pa.StructArray,
+        fetch: Callable[[Ints], list[bytes | None]],
+    ) -> pa.Array:
+        """Read the values of some rows.
+
+        Args:
+            values: What Lance keeps of them.
+            recorded: What their files were when they were linked.
+            fetch: Reads values by place through Lance: those in remote files, and those that are
+                in the table.
+
+        Raises:
+            BrokenLinksError: If files of some of them are gone, or are not those that were linked.
+        """
+        broken = BrokenLinksError()
+        valid = _valid(values)
+        external = valid & (_numbers(values, "kind") == EXTERNAL)
+        positions = _numbers(values, "position")
+        sizes = np.where(valid, _numbers(values, "size"), np.uint64(0))
+        broken.add(np.flatnonzero(external & ~_valid(recorded)), _unrecorded())
+        broken.raise_any()
+        groups = _groups(values, recorded, external, positions)
+        for group in groups:
+            _check_ranges(group, positions, sizes, broken)
+        broken.raise_any()
+        local = [group for group in groups if group.path is not None]
+        remote = [group for group in groups if group.path is None]
+        self._look_at(remote, broken)
+        broken.raise_any()
+        buffer = _allocate(sizes)
+        bounds = np.zeros(len(values) + 1, np.int64)
+        np.cumsum(sizes.astype(np.int64), out=bounds[1:])
+        ranges = _Ranges(positions, bounds, memoryview(buffer).cast("B"))
+        by_lance = valid & ~external & (sizes > 0)
+        for group in remote:
+            by_lance[group.places] = True
+        if by_lance.any():
+            places = np.flatnonzero(by_lance)
+            _place(places, fetch(places), ranges)
+        for i in range(0, len(local), _OPEN_FILES):
+            self._read_local(local[i : i + _OPEN_FILES], ranges, broken)
+        broken.raise_any()
+        bits = None
+        if values.null_count:
+            bits = pa.py_buffer(np.packbits(valid, bitorder="little").tobytes())
+        return pa.Array.from_buffers(
+            pa.large_binary(), len(values), [bits, pa.py_buffer(bounds), buffer], values.null_count
+        )
+
+    def _look_at(self, groups: list[_Group], broken: BrokenLinksError) -> None:
+        """Check remote files that were not checked before."""
+        with self._lock:
+            new = [g for g in groups if (g.uri, g.recorded) not in self._looked_at]
+        files = stat_files([group.uri for group in new], self._options)
+        for group, found in zip(new, files, strict=True):
+            if found is None:
+                broken.add(group.places, gone(group.uri))
+            elif not found.may_be(group.recorded):
+                broken.add(group.places, changed(group.uri, found, group.recorded))
+            else:
+                with self._lock:
+                    self._looked_at[group.uri, group.recorded] = None
+        with self._lock:
+            while len(self._looked_at) > _REMEMBERED:
+                del self._looked_at[next(iter(self._looked_at))]
+
+    def _read_local(self, groups: list[_Group], ranges: _Ranges, broken: BrokenLinksError) -> None:
+        begin, end, at = ranges.bounds[:-1], ranges.bounds[1:], ranges.positions
+        opened: list[tuple[_Group, OpenFile]] = []
+        for group in groups:
+            try:
+                file = self._open(group)
+            except LinkError as error:
+                broken.add(group.places, error)
+                continue
+            opened.append((group, file))
+            starts = at[group.places].astype(np.int64)
+            stops = starts + end[group.places] - begin[group.places]
+            first = np.flatnonzero(np.append(True, starts[1:] > stops[:-1] + _NEAR))
+            last = np.append(first[1:], len(starts)) - 1
+            for start, stop in zip(starts[first].tolist(), stops[last].tolist(), strict=True):
+                file.announce(start, stop)
+        for group, file in opened:
+            places = (numbers[group.places].tolist() for numbers in (begin, end, at))
+            try:
+                for start, stop, position in zip(*places, strict=True):
+                    file.read(position, ranges.memory[start:stop])
+            except LinkError as error:
+                broken.add(group.places, error)
+
+    def _open(self, group: _Group) -> OpenFile:
+        """Open a file, or take one that is open, and check it."""
+        with self._lock:
+            file = self._files.pop(group.uri, None)
+        if file is None:
+            file = OpenFile(group.uri, group.path or "")
+        if not file.found.may_be(group.recorded):
+            raise changed(group.uri, file.found, group.recorded)
+        with self._lock:
+            self._files[group.uri] = file
+            while len(self._files) > _OPEN_FILES:
+                self._files.popitem(last=False)
+        return file
+
+
+def _groups(
+    values: pa.StructArray,
+    recorded: pa.StructArray,
+    external: NDArray[np.bool_],
+    positions: NDArray[np.uint64],
+) -> list[_Group]:
+    """The external values by file, and by what was recorded of it."""
+    places = np.flatnonzero(external)
+    if not len(places):
+        return []
+    names = values.field("blob_uri").dictionary_encode()
+    files = names.indices.fill_null(0).to_numpy()[places]
+    sizes = _numbers(recorded, "file_size")[places]
+    stamps = _numbers(recorded, "file_stamp")[places]
+    order = np.lexsort((positions[places], stamps, sizes, files))
+    places, files, sizes, stamps = places[order], files[order], sizes[order], stamps[order]
+    changes = (files[1:] != files[:-1]) | (sizes[1:] != sizes[:-1]) | (stamps[1:] != stamps[:-1])
+    first = np.flatnonzero(np.append(True, changes))
+    uris = names.dictionary.take(pa.array(files[first])).to_pylist()
+    parts = np.split(places, first[1:])
+    return [
+        _Group(uri, _local(uri), Linked(size, stamp), part)
+        for uri, size, stamp, part in zip(
+            uris, sizes[first].tolist(), stamps[first].tolist(), parts, strict=True
+        )
+    ]
+
+
+def _local(uri: str) -> str | None:
+    root, path = split_uri(uri)
+    return None if root else path
+
+
+def _check_ranges(
+    group: _Group,
+    positions: NDArray[np.uint64],
+    sizes: NDArray[np.uint64],
+    broken: BrokenLinksError,
+) -> None:
+    """Find ranges that are not in the file. To Lance, no size is all from the position on."""
+    length = np.uint64(group.recorded.size)
+    at, size = positions[group.places], sizes[group.places]
+    outside = (at > length) | (size > length - np.minimum(at, length))
+    for i in np.flatnonzero(outside).tolist():
+        error = beyond(group.uri, int(at[i]), int(size[i]), int(length))
+        broken.add(group.places[i : i + 1], error)
+    sizes[group.places] = np.where(size == 0, length - at, size)
+
+
+def _unrecorded() -> LinkError:
+    return LinkError(
+        "the size and time of its file are not recorded, so that it cannot be checked: link the "
+        "source again"
+    )
+
+
+def _allocate(sizes: NDArray[np.uint64]) -> pa.Buffer:
+    total = sum(sizes.tolist())  # Python's, which do not overflow
+    try:
+        return pa.allocate_buffer(total)
+    except (MemoryError, OverflowError, pa.ArrowException):
+        raise LinkError(
+            f"{len(sizes)} linked values have {total} bytes by the table, more than there is memory"
+        ) from None
+
+
+def _place(places: Ints, values: list[bytes | None], ranges: _Ranges) -> None:
+    """Put values that Lance read where they belong."""
+    begin, end = ranges.bounds[places].tolist(), ranges.bounds[places + 1].tolist()
+    for value, start, stop in zip(values, begin, end, strict=True):
+        if value is None or len(value) != stop - start:
+            found = "null" if value is None else f"{len(value)} bytes"
+            raise LinkError(f"Lance returned {found} for a value of {stop - start} bytes")
+        ranges.memory[start:stop] = value
+
+
+def _valid(array: pa.Array) -> NDArray[np.bool_]:
+    valid: NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
+    return valid
+
+
+def _numbers(array: pa.StructArray, name: str) -> NDArray[Any]:
+    numbers: NDArray[Any] = array.field(name).fill_null(0).to_numpy(zero_copy_only=False)
+    return numbers

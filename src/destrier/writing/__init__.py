@@ -1,0 +1,1 @@
+"""The writer: from a source, through worker processes and a journal, to one commit."""

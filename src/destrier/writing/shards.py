@@ -1,0 +1,247 @@
+"""Writes one shard of a source as Lance fragments, in a worker."""
+
+from __future__ import annotations
+
+import errno
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from destrier.errors import DestrierError, SourceError, WriteError
+from destrier.saving import on_one_thread
+from destrier.table import lance_call, redact
+from destrier.writing.crew import Note
+from destrier.writing.filtering import RowFilter
+from destrier.writing.layout import Layout
+from destrier.writing.source import Shard, Source, Unit
+
+__all__ = ["Done", "ShardWriter"]
+
+_SAMPLE_BYTES = 32 << 20  # of the first shard, by which the layout is chosen
+_FRAGMENT_BYTES = 256 << 20
+_FORMAT = "2.2"
+
+_Part: TypeAlias = "tuple[pa.RecordBatch, str, NDArray[np.int64] | None]"
+"""Rows, the name of their unit, and their numbers in it if they are stored."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A finished shard."""
+
+    index: int
+    fragments: list[str]
+    rows_in: int
+    rows_out: int
+    noted: int
+    nbytes: int
+    seconds: float
+    skipped: list[tuple[int, str]]
+    layout: Layout
+
+    def to_json(self) -> dict[str, Any]:
+        """For the journal; the layout is kept with the job."""
+        return {
+            "index": self.index,
+            "fragments": self.fragments,
+            "rows_in": self.rows_in,
+            "rows_out": self.rows_out,
+            "noted": self.noted,
+            "skipped": self.skipped,
+        }
+
+
+@dataclass(frozen=True)
+class ShardWriter:
+    """The work of a worker: from a shard and the layout, if it is fixed yet, to fragments.
+
+    Attributes:
+        source: What is read.
+        uri: The folder that the fragments are written to.
+        storage_options: Of that folder.
+        columns: The columns to keep, or None for all.
+        filter: Rows to keep, in Lance's SQL.
+        compression: By column.
+        provenance: Whether file and row are stored.
+        crc: Whether CRCs of linked values are stored.
+        target: Schema of the table that is appended to, and its name; or None.
+        version: Lance's storage version.
+    """
+
+    source: Source
+    uri: str
+    storage_options: Mapping[str, str] | None = None
+    columns: tuple[str, ...] | None = None
+    filter: str | None = None
+    compression: Mapping[str, str] | None = None
+    provenance: bool = False
+    crc: bool = False
+    target: tuple[pa.Schema, str] | None = None
+    version: str = _FORMAT
+
+    def __call__(self, task: tuple[Shard, Layout | None], note: Note) -> Done:
+        """Write a shard."""
+        shard, layout = task
+        return _ShardRun(self, shard, layout, note).write()
+
+
+@dataclass
+class _ShardRun:
+    job: ShardWriter
+    shard: Shard
+    layout: Layout | None
+    note: Note
+    rows_in: int = 0
+    rows_out: int = 0
+    noted: int = 0
+    nbytes: int = 0
+    skipped: list[tuple[int, str]] = field(default_factory=list)
+    failure: BaseException | None = None
+    known: pa.Schema | None = None  # of the source's batches
+
+    def write(self) -> Done:
+        from lance.fragment import write_fragments
+
+        began = time.perf_counter()
+        parts = self._rows()
+        first = self._sample(parts) if self.layout is None else []
+        layout = self.layout
+        assert layout is not None
+
+        def stored() -> Iterator[pa.RecordBatch]:
+            try:
+                while first:
+                    yield self._stored(layout, *first.pop(0))
+                for part in parts:
+                    yield self._stored(layout, *part)
+            except BaseException as error:
+                self.failure = error  # Lance would raise another one of its text
+                raise
+
+        reader = pa.RecordBatchReader.from_batches(layout.stored, on_one_thread(stored()))
+        try:
+            fragments = lance_call(
+                f"writing {redact(self.job.uri)}",
+                lambda: write_fragments(
+                    reader,
+                    self.job.uri,
+                    schema=layout.stored,
+                    mode="create",
+                    max_rows_per_file=max(1, int(_FRAGMENT_BYTES // layout.row_bytes)),
+                    max_rows_per_group=1024,
+                    data_storage_version=self.job.version,
+                    storage_options=dict(self.job.storage_options or {}) or None,
+                    allow_external_blob_outside_bases=True,
+                ),
+                tuple((self.job.storage_options or {}).values()),
+            )
+        except DestrierError as error:
+            if self.failure is not None:
+                raise self.failure from None
+            raise _cause(str(error)) from error
+        fragments = [f for f in fragments if f.physical_rows]
+        written = sum(f.physical_rows for f in fragments)
+        if written != self.rows_out:
+            raise WriteError(
+                f"Lance wrote {written} rows of shard {self.shard.index}, not {self.rows_out}"
+            )
+        return Done(
+            self.shard.index,
+            [json.dumps(f.to_json()) for f in fragments],
+            self.rows_in,
+            self.rows_out,
+            self.noted,
+            self.nbytes,
+            time.perf_counter() - began,
+            self.skipped,
+            layout,
+        )
+
+    def _sample(self, parts: Iterator[_Part]) -> list[_Part]:
+        """The first rows of the first shard, from which the layout is chosen."""
+        first: list[_Part] = []
+        held = 0
+        for part in parts:
+            first.append(part)
+            held += part[0].nbytes
+            if held >= _SAMPLE_BYTES:
+                break
+        schema = self.known
+        if schema is None:
+            raise SourceError(
+                f"{self.job.source.shown} gives no row at first, so the columns are not known: "
+                "declare schema="
+            )
+        layout = Layout.choose(
+            schema,
+            [batch for batch, _, _ in first],
+            columns=self.job.columns,
+            compression=self.job.compression,
+            provenance=self.job.provenance,
+            crc=self.job.crc,
+        )
+        if self.job.target is not None:
+            layout = layout.fit(*self.job.target)
+        self.layout = layout
+        return first
+
+    def _stored(
+        self, layout: Layout, batch: pa.RecordBatch, file: str, rows: NDArray[np.int64] | None
+    ) -> pa.RecordBatch:
+        self.rows_out += batch.num_rows
+        self.nbytes += batch.nbytes
+        return layout.store(batch, file, rows, self.job.storage_options)
+
+    def _rows(self) -> Iterator[_Part]:
+        """The rows that are kept, with the name of their unit and their numbers in it."""
+        chosen = None if self.job.filter is None else RowFilter(self.job.filter)
+        for unit in self.shard.units:
+            count = 0
+            for batch in self._batches(unit):
+                rows, kept = None, batch
+                if chosen is not None:
+                    rows = chosen.rows(batch)
+                    kept = batch if len(rows) == batch.num_rows else batch.take(pa.array(rows))
+                if self.job.provenance:
+                    rows = count + (np.arange(batch.num_rows) if rows is None else rows)
+                if kept.num_rows:
+                    yield kept, unit.name, rows
+                count += batch.num_rows
+                if unit.inputs is None:
+                    self._note(batch.num_rows)
+            if unit.inputs is not None:
+                self._note(unit.inputs)
+            self.rows_in += count
+            failures = getattr(self.job.source, "failures", None)
+            if failures:
+                self.skipped.extend(failures)
+                failures.clear()
+            if unit.rows is not None and count != unit.rows:
+                raise SourceError(
+                    f"{unit.name} gave {count} rows, but {unit.rows} are declared", file=unit.name
+                )
+
+    def _note(self, count: int) -> None:
+        self.noted += count
+        self.note(count)
+
+    def _batches(self, unit: Unit) -> Iterator[pa.RecordBatch]:
+        source = self.job.source
+        if self.known is None:
+            self.known = source.schema if self.layout is None else self.layout.source
+        for batch in source.read(unit, self.known):
+            if self.known is None:
+                self.known = batch.schema
+            yield batch
+
+
+def _cause(text: str) -> OSError:
+    if "No space left" in text or f"os error {errno.ENOSPC}" in text:
+        return OSError(errno.ENOSPC, f"no space is left: {text}")
+    return WriteError(text)

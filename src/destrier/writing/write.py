@@ -1,0 +1,276 @@
+"""The writer: from the shards of a source to one commit, in the order of the input."""
+
+from __future__ import annotations
+
+import errno
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+from destrier.errors import (
+    ArgumentError,
+    DestrierWarning,
+    SourceError,
+    TableError,
+    WriteError,
+)
+from destrier.files import Store
+from destrier.process import check_process
+from destrier.table import Table, open_table
+from destrier.writing.crew import Crew
+from destrier.writing.journal import Journal
+from destrier.writing.layout import Layout
+from destrier.writing.progress import progress
+from destrier.writing.publish import discard, publish, published_version
+from destrier.writing.shards import Done, ShardWriter
+from destrier.writing.source import Measure, Source
+
+__all__ = ["Mode", "Written", "write_table"]
+
+Mode: TypeAlias = Literal["create", "append", "overwrite"]
+_SHOWN_SKIPPED = 3
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was written.
+
+    Attributes:
+        uri: Of the table.
+        version: That holds the rows.
+        rows: Number of rows written.
+        rows_read: Number of rows that the source gave.
+        skipped: Number and error of each input that was skipped.
+    """
+
+    uri: str
+    version: int
+    rows: int
+    rows_read: int
+    skipped: tuple[tuple[int, str], ...] = ()
+
+
+def write_table(
+    source: Source,
+    uri: str | os.PathLike[str],
+    *,
+    num_workers: int | None = None,
+    mode: str = "create",
+    restart: bool = False,
+    columns: Sequence[str] | None = None,
+    filter: str | None = None,
+    compression: Mapping[str, str] | None = None,
+    provenance: bool = False,
+    crc: bool = False,
+    storage_options: Mapping[str, str] | None = None,
+) -> Written:
+    """Write a source as a table, or onto one.
+
+    Args:
+        source: What to write.
+        uri: Of the table.
+        num_workers: Processes; None is one a processor, 0 writes in this one.
+        mode: ``"create"``, ``"append"`` or ``"overwrite"``.
+        restart: Drop what an unfinished job has written there.
+        columns: Those to keep; None keeps all.
+        filter: The rows to keep, in Lance's SQL.
+        compression: By column: ``"zstd"``, ``"zstd:9"``, ``"lz4"``, ``"fsst"`` or ``"none"``.
+        provenance: Store file and row of the source in two more columns.
+        crc: Store CRCs of linked values, for which all of them are read.
+        storage_options: Of the table, as Lance takes them.
+
+    Raises:
+        SourceError: If the source is damaged, or holds what cannot be kept exactly.
+        WriteError: If something is there already, or it cannot be written there.
+        WorkerError: If a worker died; the same call goes on from what was finished.
+    """
+    check_process()
+    store = Store(uri, storage_options)
+    if mode not in get_args(Mode):
+        raise ArgumentError(f"mode must be one of {', '.join(get_args(Mode))}, got {mode!r}")
+    for scheme in ("db", "memory"):
+        if store.scheme == scheme:
+            raise WriteError(f"a table cannot be written to {scheme}://: pass a path or a bucket")
+    job = {
+        "source": source.digest(),
+        "mode": mode,
+        "columns": None if columns is None else list(columns),
+        "filter": filter,
+        "compression": dict(compression or {}),
+        "provenance": provenance,
+        "crc": crc,
+    }
+    with Journal(store.uri, storage_options).held() as journal:
+        run = _Run(source, store, journal, mode, storage_options)
+        return run.write(job, num_workers, restart=restart)
+
+
+@dataclass
+class _Run:
+    source: Source
+    store: Store
+    journal: Journal
+    mode: str
+    storage_options: Mapping[str, str] | None
+
+    def write(self, job: dict[str, Any], num_workers: int | None, *, restart: bool) -> Written:
+        version = self._published(job)
+        if version is None:
+            keep = self.source.resumable and not restart
+            if not keep:
+                self._drop(say=not restart)
+            base = self._base()
+            entry = self.journal.start(job, keep=keep)
+            try:
+                dones, layout = self._write_shards(job, entry, base, num_workers)
+                version = self._publish(dones, layout, base)
+            except BaseException as error:
+                self._leave(error)
+                raise
+        dones = self.journal.done()
+        self.journal.clear()
+        return self._written(version, dones)
+
+    def _published(self, job: dict[str, Any]) -> int | None:
+        """The version that a killed run of this job has published, but for the clearing up."""
+        version = published_version(self.journal, self.store.uri, self.storage_options)
+        if version is not None and not self.journal.matches(job):
+            self.journal.clear()
+            return None
+        return version
+
+    def _drop(self, *, say: bool) -> None:
+        if self.journal.read("job.json") is None:
+            return
+        if say:
+            warnings.warn(
+                f"the job in {self.journal.shown} was not finished, and its inputs cannot be "
+                "asked for again: it starts anew",
+                DestrierWarning,
+                stacklevel=5,
+            )
+        discard(self.journal, self.store.uri, self.storage_options)
+
+    def _base(self) -> Table | None:
+        """The table that is there; raise if it must not be, or must."""
+        table: Table | None = None
+        if self.store.is_folder("_versions"):
+            table = open_table(self.store.uri, storage_options=self.storage_options)
+        elif self.store.stat() is not None:
+            raise WriteError(f"there is a file at {self.store.shown}: choose another place")
+        elif self.store.files() and self.journal.read("publish.json") is None:
+            raise WriteError(
+                f"{self.store.shown} is a folder that holds something else than a table: choose "
+                "another place"
+            )
+        if table is not None and self.mode == "create":
+            raise WriteError(
+                f"there is a table at {self.store.shown} already: choose another place, or pass "
+                "mode='append' or mode='overwrite'"
+            )
+        if table is None and self.mode == "append":
+            raise TableError(
+                f"there is no table at {self.store.shown} to append to: pass mode='create'"
+            )
+        return table
+
+    def _write_shards(
+        self,
+        job: dict[str, Any],
+        entry: dict[str, Any],
+        base: Table | None,
+        num_workers: int | None,
+    ) -> tuple[dict[int, dict[str, Any]], Layout]:
+        appended = base if self.mode == "append" else None
+        writer = ShardWriter(
+            self.source,
+            self.journal.store.uri,
+            self.storage_options,
+            columns=None if job["columns"] is None else tuple(job["columns"]),
+            filter=job["filter"],
+            compression=job["compression"],
+            provenance=job["provenance"],
+            crc=job["crc"],
+            target=None if appended is None else (appended.schema, appended.name),
+            version="2.2" if appended is None else appended.dataset.data_storage_version,
+        )
+        dones = self.journal.done()
+        inputs = self.source.total_inputs
+        total, what = (self.source.total_rows, "rows") if inputs is None else (inputs, "inputs")
+        with progress("writing", total, what) as note:
+            note(sum(done["noted"] for done in dones.values()))
+            with Crew(writer, num_workers, on_note=note) as crew:
+                layout, measure = self._first(crew, entry, dones)
+                tasks = (
+                    (shard, layout)
+                    for shard in self.source.rest(measure)
+                    if shard.index not in dones
+                )
+                for _, done in crew.run(tasks):
+                    self._finish(done, dones)
+        return dones, layout
+
+    def _first(
+        self, crew: Crew, entry: dict[str, Any], dones: dict[int, dict[str, Any]]
+    ) -> tuple[Layout, Measure]:
+        """The first shard fixes the layout before any other is written."""
+        shard = self.source.first()
+        if shard.index in dones and "layout" in entry:
+            return Layout.from_json(entry["layout"]), Measure(**entry["measure"])
+        ((_, done),) = crew.run([(shard, None)])
+        measure = Measure(done.rows_in, done.nbytes, done.seconds)
+        self.journal.write(
+            "job.json",
+            {**entry, "layout": done.layout.to_json(), "measure": vars(measure)},
+        )
+        self._finish(done, dones)
+        return done.layout, measure
+
+    def _finish(self, done: Done, dones: dict[int, dict[str, Any]]) -> None:
+        dones[done.index] = done.to_json()
+        self.journal.finish(dones[done.index])
+
+    def _publish(self, dones: dict[int, dict[str, Any]], layout: Layout, base: Table | None) -> int:
+        if sorted(dones) != list(range(len(dones))):
+            raise WriteError(f"shards are missing: {len(dones)} are done, the last is {max(dones)}")
+        total = self.source.total_rows
+        read = sum(done["rows_in"] for done in dones.values())
+        if total is not None and read != total:
+            raise SourceError(f"{self.source.shown} gave {read} rows, but declares {total}")
+        return publish(
+            self.journal,
+            self.store.uri,
+            layout.stored,
+            [text for index in sorted(dones) for text in dones[index]["fragments"]],
+            overwrite=self.mode != "append",
+            base=base,
+            storage_options=self.storage_options,
+        )
+
+    def _leave(self, error: BaseException) -> None:
+        """Keep what the same call can go on from; drop it where that call would fail again."""
+        full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+        lost = isinstance(error, SourceError | ArgumentError | TypeError) or full
+        if lost or not self.source.resumable or not self.journal.done():
+            discard(self.journal, self.store.uri, self.storage_options)
+
+    def _written(self, version: int, dones: dict[int, dict[str, Any]]) -> Written:
+        ordered = [dones[index] for index in sorted(dones)]
+        skipped = tuple((int(i), str(e)) for done in ordered for i, e in done["skipped"])
+        if skipped:
+            shown = "; ".join(f"{i}: {e}" for i, e in skipped[:_SHOWN_SKIPPED])
+            warnings.warn(
+                f"{len(skipped)} inputs were skipped: {shown}"
+                + (" ..." if len(skipped) > _SHOWN_SKIPPED else ""),
+                DestrierWarning,
+                stacklevel=5,
+            )
+        return Written(
+            self.store.uri,
+            version,
+            sum(done["rows_out"] for done in ordered),
+            sum(done["rows_in"] for done in ordered),
+            skipped,
+        )
