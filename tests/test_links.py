@@ -31,6 +31,7 @@ from destrier import (
     open_table,
 )
 from destrier.files import Store
+from destrier.links import relinking
 from destrier.links.columns import delivered_columns, outside_row_bytes
 from destrier.links.relinking import relink
 from destrier.read import Reader
@@ -628,6 +629,33 @@ def test_a_running_stream_goes_on_after_relink(linked: Linked) -> None:
     with loader(version=lance.dataset(linked.path).version) as second:
         second.load_state_dict(state)
         assert head + list(second) == batches
+
+
+@pytest.mark.parametrize("when", ["move_files", "_commit"])
+def test_a_killed_relink_leaves_nothing_after_the_next(
+    linked: Linked, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    class KillError(BaseException):
+        pass
+
+    def kill(*_: object, **__: object) -> None:
+        raise KillError
+
+    moved = linked.folder.parent / "moved"
+    shutil.move(linked.folder, moved)
+    with monkeypatch.context() as patch:
+        patch.setattr(relinking, when, kill)
+        patch.setattr(relinking, "discard", lambda *_: None)  # a kill runs no clean-up
+        with pytest.raises(KillError):
+            relink(linked.path, linked.folder, moved)
+    assert relink(linked.path, linked.folder, moved) > 0
+    data = {path.name for path in Path(linked.path, "data").iterdir()}
+    used: set[str] = set()
+    for version in lance.dataset(linked.path).versions():
+        for fragment in lance.dataset(linked.path, version=version["version"]).get_fragments():
+            used |= {file.path for file in fragment.data_files()}
+    assert {name for name in data if name.endswith(".lance")} == used
+    assert not list(Path(linked.path).parent.glob("*.relinking*"))
 
 
 def test_relink_refuses_tables_without_links(table_path: str) -> None:

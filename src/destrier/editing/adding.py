@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import lance
@@ -23,7 +22,7 @@ from destrier.writing.crew import Crew
 from destrier.writing.journal import Journal
 from destrier.writing.layout import is_blob
 from destrier.writing.progress import progress
-from destrier.writing.publish import discard, move_files, published_version
+from destrier.writing.publish import discard, move_files, published_version, stage_clone
 
 if TYPE_CHECKING:
     from destrier.table import TableLike
@@ -150,7 +149,7 @@ class _Run:
     computer: Computer
     schema: pa.Schema | None
     num_workers: int | None
-    stage: str = field(default_factory=lambda: f"stage-{uuid.uuid4().hex}")
+    stage: str = ""  # the folder in the journal that is written to
 
     def run(self, job: dict[str, Any], *, restart: bool) -> int:
         uri, options = self.table.uri, self.table.storage_options
@@ -193,7 +192,7 @@ class _Run:
         for _ in range(_ATTEMPTS):
             check_new(self.table, schema)
             self.table.check_columns(list(self.computer.columns))
-            staged = self._clone(self.table)
+            self.stage, staged = stage_clone(self.journal, self.table)
             done = self._usable()
             for _number, result in crew.run(self._tasks(staged, done, schema)):
                 self.journal.finish({**result, "stage": self.stage})
@@ -206,21 +205,6 @@ class _Run:
             f"others commit to {self.table.name} all the time, so that the columns could not be "
             "added; what was computed is kept: run the same again when they are done"
         )
-
-    def _clone(self, table: Table) -> Table:
-        """A dataset of the same rows in the journal, to which Lance writes the new columns.
-
-        So whatever a killed process leaves lies there, and not among the files of the table.
-        """
-        self.stage = f"stage-{uuid.uuid4().hex}"
-        uri = self.journal.store.address(self.stage)
-        options = dict(table.storage_options) or None
-        lance_call(
-            f"preparing {self.journal.shown}",
-            lambda: table.dataset.shallow_clone(uri, table.version, storage_options=options),
-            table.secrets,
-        )
-        return Table(uri, table.version, storage_options=table.storage_options)
 
     def _usable(self) -> dict[int, dict[str, Any]]:
         """What was computed of fragments that are as they were; the rest is dropped."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -18,12 +17,14 @@ from lance.fragment import FragmentMetadata, write_fragments
 
 from destrier.editing.changes import latest
 from destrier.editing.conform import blob_array
-from destrier.errors import ArgumentError, DestrierError, LinkError, ReadError, WriteError
+from destrier.errors import ArgumentError, LinkError, ReadError, WriteError
 from destrier.files import Store
 from destrier.links.columns import linked_columns
 from destrier.links.files import join_uri, split_uri, stat_files
 from destrier.links.reader import EXTERNAL
 from destrier.table import Table, lance_call, redact
+from destrier.writing.journal import Journal
+from destrier.writing.publish import discard, move_files, stage_clone
 
 if TYPE_CHECKING:
     from destrier.table import TableLike
@@ -75,27 +76,37 @@ def relink(
     if not columns:
         raise ArgumentError(f"no column of {opened.name} is linked to files")
     move = _Move(_split(old), _split(new), check, opened.storage_options)
+    with Journal(opened.uri, opened.storage_options, kind="relinking").held() as journal:
+        discard(journal, opened.uri, opened.storage_options)  # what a killed call has left
+        try:
+            changed = _relink(opened, columns, move, journal)
+        finally:
+            discard(journal, opened.uri, opened.storage_options)
+    if not move.matched:
+        example = move.example
+        one = f"; one is to {redact(example)}" if example else ""
+        raise ArgumentError(f"no link of {opened.name} begins with {redact(os.fspath(old))}{one}")
+    return changed
+
+
+def _relink(table: Table, columns: Mapping[str, str], move: _Move, journal: Journal) -> int:
+    stage, staged = "", None
     written: list[FragmentMetadata] = []
-    example, changed = None, 0
-    try:
-        for fragment in opened.dataset.get_fragments():
-            links = _links(opened, fragment, columns)
-            example = example or next(iter(links), None)
-            files = move.files(links)
-            count = sum(links[uri].differing(*files[uri]) for uri in files)
-            if count:
-                written.append(_rewrite(opened, fragment, columns, files))
-                changed += count
-        if not move.matched:
-            one = f"; one is to {redact(example)}" if example else ""
-            raise ArgumentError(
-                f"no link of {opened.name} begins with {redact(os.fspath(old))}{one}"
-            )
-        if written:
-            _commit(opened, written)
-    except BaseException:
-        _remove(opened, written)
-        raise
+    changed = 0
+    for fragment in table.dataset.get_fragments():
+        links = _links(table, fragment, columns)
+        files = move.files(links)
+        count = sum(links[uri].differing(*files[uri]) for uri in files)
+        if count:
+            if staged is None:
+                stage, staged = stage_clone(journal, table)
+            written.append(_rewrite(table, staged, fragment, columns, files))
+            changed += count
+    if written:
+        names = [_path(each) for each in written]
+        journal.write("publish.json", {"version": table.version, "names": names})
+        move_files(journal.store.at(stage), Store(table.uri, table.storage_options), names)
+        _commit(table, written)
     return changed
 
 
@@ -136,6 +147,7 @@ class _Move:
 
     Attributes:
         matched: Whether any link begins with the old place.
+        example: A link, for an error.
     """
 
     old: tuple[str, str]
@@ -143,6 +155,7 @@ class _Move:
     check: bool
     options: Mapping[str, str]
     matched: bool = False
+    example: str | None = None
 
     def files(self, links: Mapping[str, _Links]) -> dict[str, tuple[str, int | None]]:
         """The new URI and time of those files that were at the old place.
@@ -150,6 +163,7 @@ class _Move:
         Raises:
             LinkError: If one is not there, or of another size.
         """
+        self.example = self.example or next(iter(links), None)
         targets = {uri: target for uri in links if (target := self._target(uri)) is not None}
         self.matched = self.matched or bool(targets)
         if not self.check:
@@ -206,6 +220,7 @@ def _rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:
 
 def _rewrite(
     table: Table,
+    staged: Table,
     fragment: lance.LanceFragment,
     columns: Mapping[str, str],
     files: Mapping[str, tuple[str, int | None]],
@@ -237,7 +252,7 @@ def _rewrite(
         table,
         lambda: write_fragments(
             reader,
-            table.dataset,
+            staged.dataset,
             mode="append",
             max_rows_per_file=max(rows, 1),
             allow_external_blob_outside_bases=True,
@@ -245,7 +260,6 @@ def _rewrite(
         ),
     )
     if len(made) != 1 or made[0].physical_rows != rows or len(made[0].files) != 1:
-        _remove(table, made)
         raise WriteError(f"Lance wrote {len(made)} files for the {rows} rows of a fragment")
     return _replaced(fragment.metadata, made[0])
 
@@ -361,16 +375,6 @@ def _write(table: Table, function: Callable[[], Any]) -> Any:
         return lance_call(f"changing the links of {table.name}", function, table.secrets)
     except ReadError as error:
         raise WriteError(f"{error}; the table is as it was") from error
-
-
-def _remove(table: Table, fragments: list[FragmentMetadata]) -> None:
-    """Remove the files that were written, unless a version has them."""
-    store = Store(table.uri, table.storage_options)
-    with contextlib.suppress(DestrierError):  # what made us remove them matters more
-        unused = {_path(fragment) for fragment in fragments} - _used(table)
-        for path in unused:
-            store.remove(f"data/{path}")
-            store.remove(f"data/{path.removesuffix('.lance')}")  # values too large for the file
 
 
 def _path(fragment: FragmentMetadata) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,7 +16,7 @@ from destrier.files import Store
 from destrier.table import Table, lance_call, open_table
 from destrier.writing.journal import Journal
 
-__all__ = ["discard", "move_files", "publish", "published_version"]
+__all__ = ["discard", "move_files", "publish", "published_version", "stage_clone"]
 
 _MOVERS = 8  # files moved at a time; on object stores a move is a copy by the server
 
@@ -116,6 +117,25 @@ def _held(uri: str, storage_options: Mapping[str, str] | None) -> set[str]:
         return _names(open_table(uri, storage_options=storage_options).dataset)
     except TableError:
         return set()
+
+
+def stage_clone(journal: Journal, table: Table) -> tuple[str, Table]:
+    """A dataset of the same rows in a journal, to which Lance writes files of new columns.
+
+    So whatever a killed process leaves lies there, and not among the files of the table.
+
+    Returns:
+        The name of its folder in the journal, and the dataset.
+    """
+    name = f"stage-{uuid.uuid4().hex}"
+    uri = journal.store.address(name)
+    options = dict(table.storage_options) or None
+    lance_call(
+        f"preparing {journal.shown}",
+        lambda: table.dataset.shallow_clone(uri, table.version, storage_options=options),
+        table.secrets,
+    )
+    return name, Table(uri, table.version, storage_options=table.storage_options)
 
 
 def move_files(source: Store, target: Store, names: list[str]) -> list[str]:
