@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from typing import Any
 
 from common import HERE, OUT
@@ -124,6 +125,124 @@ def peers_section(result: dict[str, Any]) -> list[str]:
     return lines
 
 
+def paragraph(text: str) -> list[str]:
+    return [*textwrap.wrap(text, 100), ""]
+
+
+def links_section(result: dict[str, Any]) -> list[str]:
+    size = result["sample_bytes"] // 1000
+    lines = [
+        "## Links",
+        "",
+        *paragraph(
+            f"{result['members']:,} members of plain tars, images of about 2 kB and their classes, "
+            "linked. The time is all that `destrier.link` takes, with the start of the workers; "
+            "tars this small are one piece of work, so a second worker has nothing to do. "
+            "`benchmarks/links.py`, medians of three rounds in fresh processes, with the range."
+        ),
+        machine(result),
+        "",
+        "| | members/s | s |",
+        "|---|---|---|",
+    ]
+    for name, run in result["link"].items():
+        members = shown(run["members_per_second"], 0)
+        lines.append(f"| {name} | {members} | {shown(run['seconds'])} |")
+    lines += [
+        "",
+        *paragraph(
+            f"{result['samples']:,} images of about {size} kB, as they are on disk, in shuffled "
+            "batches of 256. webdataset shuffles the order of the tars and 1,000 samples in "
+            "memory; the others shuffle all samples. The rates are those of endless reading, after "
+            "a warm-up. The files are in the system's cache."
+        ),
+        "| reader | images/s | MB/s | first batch, s |",
+        "|---|---|---|---|",
+    ]
+    for name, run in result["streams"].items():
+        rate = run["rows_per_second"]
+        megabytes = shown(rate, 0, result["sample_bytes"] / 1e6)
+        lines.append(f"| {name} | {shown(rate, 0)} | {megabytes} | {shown(run['first'])} |")
+    lines += ["", "| rates, each at its best setting | median (range) |", "|---|---|"]
+    lines += [f"| {name} | {shown(ratio)} |" for name, ratio in result["ratios"].items()]
+    return [*lines, ""]
+
+
+def rates(part: dict[str, Any], row_bytes: int = 0) -> list[str]:
+    """Rows of a table: rows a second, megabytes a second if rows have a size, seconds."""
+    lines = []
+    for name, run in part["runs"].items():
+        rate = run["rows_per_second"]
+        cells = [name, shown(rate, 0)]
+        if row_bytes:
+            cells.append(shown(rate, 0, row_bytes / 1e6))
+        lines.append(f"| {' | '.join([*cells, shown(run['seconds'])])} |")
+    return lines
+
+
+def ingest_section(result: dict[str, Any]) -> list[str]:
+    images, small, optimized = result["images"], result["small"], result["optimize"]
+    image = result["image_bytes"]
+    lines = [
+        "## Convert and optimize",
+        "",
+        *paragraph(
+            f"{result['image_rows']:,} images of about {image // 1000} kB, in tars and in MDS "
+            "shards, converted by 2 workers, whose start is in the time; beside them pylance "
+            "writes the same rows from memory in one process. `benchmarks/ingest.py`, medians of "
+            "three rounds in fresh processes, with the range."
+        ),
+        machine(result),
+        "",
+        "| | rows/s | MB/s | s |",
+        "|---|---|---|---|",
+        *rates(images, image),
+        "",
+        "| rate of convert to that of pylance from memory | median (range) |",
+        "|---|---|",
+        *(f"| {name} | {shown(ratio)} |" for name, ratio in images["ratios"].items()),
+        "",
+        *paragraph(
+            f"{result['small_rows']:,} rows of an integer, a float, and 8 float32 (classic "
+            "LitData) or a short text, converted in one process; beside them litdata's "
+            "StreamingDataset and streaming's LocalDataset are iterated in one process."
+        ),
+        "| | rows/s | s |",
+        "|---|---|---|",
+        *rates(small),
+        "",
+        "| rate of convert to that of the format's own reader | median (range) |",
+        "|---|---|",
+        *(f"| {name} | {shown(ratio, 1)} |" for name, ratio in small["ratios"].items()),
+        "",
+        *paragraph(
+            f"A function that makes two integers, run over {result['small_rows']:,} inputs by "
+            "`optimize` of both libraries, with 2 workers, whose start is in the time. Destrier's "
+            f"rate is {shown(optimized['ratio'], 1)} times litdata's."
+        ),
+        "| | rows/s | s |",
+        "|---|---|---|",
+        *rates(optimized),
+        "",
+        *paragraph(
+            "Memory at most, sampled, while 2 workers convert "
+            f"{result['memory_rows'] * image / 1e9:,.1f} GB of such images, one run. Resident is "
+            "all that is mapped, with the pages of files that are read and of libraries, which the "
+            "system takes back when it needs them; own is what is the process's alone."
+        ),
+        "| | worker, resident, MB | worker, own, MB | parent, resident, MB | parent, own, MB |",
+        "|---|---|---|---|---|",
+    ]
+    for name, run in result["memory"].items():
+        cells = [
+            f"{run[f'{process}_{kind}_mb']['median']:,.0f}"
+            for process in ("worker", "parent")
+            for kind in ("resident", "own")
+        ]
+        lines.append(f"| {' | '.join([name, *cells])} |")
+    return [*lines, ""]
+
+
 def main() -> None:
     lines = [
         "# Benchmarks",
@@ -132,7 +251,13 @@ def main() -> None:
         "`python benchmarks/page.py` writes this page from their results.",
         "",
     ]
-    sections = (("scale", scale_section), ("steady", steady_section), ("peers", peers_section))
+    sections = (
+        ("scale", scale_section),
+        ("steady", steady_section),
+        ("peers", peers_section),
+        ("links", links_section),
+        ("ingest", ingest_section),
+    )
     for name, section in sections:
         path = OUT / f"{name}.json"
         if path.exists():

@@ -6,5 +6,5 @@ import subprocess
 import sys
 from pathlib import Path
 
-for name in ("scale", "steady", "peers"):
+for name in ("scale", "steady", "peers", "links", "ingest"):
     subprocess.run([sys.executable, str(Path(__file__).parent / f"{name}.py")], check=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +236,10 @@ def test_formats_and_options_are_checked(exported: dict[str, str], tmp_path: Pat
         destrier.convert(tmp_path / "nowhere", dst)
     with pytest.raises(ArgumentError, match="convert"):
         destrier.link(exported["parquet"], dst)
+    lance.write_dataset(pa.table({"id": [1]}), str(tmp_path / "is.lance"))
+    with pytest.raises(SourceError, match="is a Lance table already"):
+        destrier.convert(tmp_path / "is.lance", dst)
+    shutil.rmtree(tmp_path / "is.lance")
     assert os.listdir(tmp_path) == []
 
 
@@ -260,6 +265,13 @@ def test_the_commands(table: str, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "100 links changed" in capsys.readouterr().out
     assert main(["verify", f"{mds}2", linked, "--json", *one]) == 0
     assert json.loads(capsys.readouterr().out)["equal"] is True
+    parts = destrier.PermutationBuilder(table).split_random(counts=[10, 290], names=["a", "b"])
+    parts.execute().save(str(tmp_path / "parts.lance"))
+    some = ["--permutation", str(tmp_path / "parts.lance"), "--part", "a"]
+    assert main(["export", table, str(tmp_path / "a"), "--format", "parquet", *some, *one]) == 0
+    assert "10 rows in 1 files" in capsys.readouterr().out
+    assert main(["export", table, mds, "--format", "mds", "--part", "a"]) == 1
+    assert "--permutation" in capsys.readouterr().err
     assert main(["convert", mds, copy, *one]) == 1
     assert "destrier: error:" in capsys.readouterr().err
     assert main(["convert", f"{mds}2", copy, "--option", "nix=true", *one]) == 1

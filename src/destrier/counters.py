@@ -6,12 +6,22 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Protocol
 
-from destrier.sharing import COUNTERS, Shared
-
 if TYPE_CHECKING:
     from destrier.pipeline import Pipeline
+    from destrier.sharing import Shared
 
-__all__ = ["Consumer", "Counted", "Counts"]
+__all__ = ["COUNTERS", "Consumer", "Counted", "Counts"]
+
+COUNTERS = (
+    "bytes_loaded",
+    "fetch_time",
+    "transform_time",
+    "raw_queue_depth",
+    "prefetch_queue_depth",
+    "unscanned_rows",
+    "consumed_rows",
+    "rows_skipped",
+)
 
 
 class Counts:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from destrier.errors import ArgumentError, EmptyError, SourceError, WriteError
+from destrier.errors import ArgumentError, DestrierError, EmptyError, SourceError, WriteError
 from destrier.files import Store
 from destrier.formats import open_sink
 from destrier.read import Reader
@@ -104,7 +104,7 @@ def export(
         infos: dict[int, Any] = {}
         with (
             progress("exporting", len(rows)) as note,
-            Crew(job, num_workers, on_note=note) as crew,
+            Crew(job, Crew.size_for(num_workers, len(starts)), on_note=note) as crew,
         ):
             infos.update(crew.run(range(len(starts))))
         sink.finish(draft, [infos[number] for number in range(len(starts))])
@@ -112,9 +112,11 @@ def export(
             with contextlib.suppress(FileNotFoundError):
                 os.rmdir(target.uri)
             os.rename(draft.uri, target.uri)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(SourceError):
             draft.remove()
+        if isinstance(error, OSError) and not isinstance(error, DestrierError):
+            raise WriteError(error.errno, f"cannot write {target.shown}: {error}") from error
         raise
     return Exported(target.uri, len(rows), len(target.files()))
 

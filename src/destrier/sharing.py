@@ -10,21 +10,12 @@ from __future__ import annotations
 import torch
 from torch.utils.data import get_worker_info
 
+from destrier.counters import COUNTERS
 from destrier.errors import ArgumentError
 from destrier.keyed import mix
 
-__all__ = ["COUNTERS", "Shared"]
+__all__ = ["Shared"]
 
-COUNTERS = (
-    "bytes_loaded",
-    "fetch_time",
-    "transform_time",
-    "raw_queue_depth",
-    "prefetch_queue_depth",
-    "unscanned_rows",
-    "consumed_rows",
-    "rows_skipped",
-)
 _WORKERS = 128  # of one rank, at most
 _EPOCH_BITS = 32
 _BASE, _TIMES = len(COUNTERS), len(COUNTERS) + 1  # of a worker's row, behind its counters

@@ -112,6 +112,7 @@ def verify(
     job = _Compare(source, table, filter, limit)
     first = source.first()
     shards = [first, *source.rest(Measure(1, 1, 1.0))]
+    num_workers = Crew.size_for(num_workers, len(shards))
     with progress("verifying", source.total_rows) as note:
         counts = _counts(source, shards, filter, num_workers)
         starts = np.concatenate([[0], np.cumsum(counts)]).tolist()
@@ -204,6 +205,8 @@ class _Compare:
         shown: list[Difference],
     ) -> int:
         one, other = source.column(name), table.column(name)
+        if one.type != other.type and _wide(one.type) == _wide(other.type):
+            one, other = one.cast(_wide(one.type)), other.cast(_wide(other.type))
         if one.type != other.type:
             difference = Difference(None, name, str(one.type), str(other.type))
             if difference in shown:
@@ -244,6 +247,11 @@ class _Compare:
             for place in places[: self.limit].tolist()
         )
         return len(places)
+
+
+def _wide(kind: pa.DataType) -> pa.DataType:
+    """Text and bytes with 64-bit offsets: other formats do not tell them from those with 32."""
+    return {pa.binary(): pa.large_binary(), pa.string(): pa.large_string()}.get(kind, kind)
 
 
 def _batches(source: Source, shard: Shard, filter: str | None) -> Iterator[pa.RecordBatch]:

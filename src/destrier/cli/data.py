@@ -9,6 +9,7 @@ from typing import Any
 
 from destrier.cli.arguments import add, names, storage_option, whole
 from destrier.cli.printing import print_json
+from destrier.errors import ArgumentError
 from destrier.formats import EXPORTS, FORMATS
 from destrier.table import redact
 
@@ -48,6 +49,7 @@ def add_commands(commands: Any) -> None:
     command.add_argument("--format", choices=EXPORTS, required=True, help="the other format")
     _add_rows(command)
     command.add_argument("--permutation", metavar="URI", help="a list of rows in their order")
+    command.add_argument("--part", metavar="NAME", help="of the permutation")
     _add_work(command)
     _add_storage(command, "--storage-option", "of the table")
     _add_storage(command, "--destination-option", "of the store that is written to")
@@ -193,13 +195,21 @@ def _relink(options: argparse.Namespace) -> int:
 def _export(options: argparse.Namespace) -> int:
     from destrier.exporting import export
 
+    permutation = options.permutation
+    if options.part is not None:
+        if permutation is None:
+            raise ArgumentError("--part names a part of a --permutation, which is not given")
+        from destrier.permutation import Permutation
+
+        stored = dict(options.storage_option) or None
+        permutation = Permutation.open(permutation, storage_options=stored)[options.part]
     exported = export(
         options.src,
         options.dst,
         format=options.format,
         columns=options.columns,
         filter=options.filter,
-        permutation=options.permutation,
+        permutation=permutation,
         num_workers=options.num_workers,
         storage_options=dict(options.storage_option) or None,
         destination_options=dict(options.destination_option) or None,

@@ -43,6 +43,8 @@ def detect(store: Store) -> str:
     Raises:
         SourceError: If nothing is there, or nothing that is known.
     """
+    if store.is_folder("_versions"):
+        raise SourceError(f"{store.shown} is a Lance table already: streams read it as it is")
     for module in dict.fromkeys(_MODULES.values()):
         found = _module(module).detect(store)
         if found:

@@ -17,7 +17,14 @@ _PULLED_BYTES = 32 << 20  # of inputs that travel to a worker at once
 
 
 class _AllDone:
-    """The end of a queue of inputs."""
+    """The end of a queue of inputs.
+
+    Example:
+        >>> import queue
+        >>> inputs = queue.Queue()
+        >>> inputs.put(7)
+        >>> inputs.put(ALL_DONE)
+    """
 
     __slots__ = ()
 

@@ -85,6 +85,14 @@ class Crew:
     def __exit__(self, kind: object, *_: object) -> None:
         self.close(at_once=kind is not None)
 
+    @staticmethod
+    def size_for(num_workers: int | None, tasks: int) -> int | None:
+        """The number of workers for so many tasks, where it was left open.
+
+        A single one is done in this process, rather than by one that has to be started.
+        """
+        return 0 if num_workers is None and tasks <= 1 else num_workers
+
     def run(self, tasks: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         """Do tasks; yields the number and result of each when it is done, in no order.
 
@@ -197,8 +205,7 @@ class _Member:
         if code is not None and code < 0:
             how = f"by signal {-code}" + (" (out of memory?)" if code == -9 else "")
         return WorkerError(
-            f"worker process {self._process.pid} died {how}; run the same again to go on from "
-            "what was finished"
+            f"worker process {self._process.pid} died {how}; nothing of what it was doing is kept"
         )
 
     def dismiss(self, *, at_once: bool) -> None:

@@ -241,7 +241,7 @@ class _ShardRun:
             yield batch
 
 
-def _cause(text: str) -> OSError:
+def _cause(text: str) -> WriteError:
     if "No space left" in text or f"os error {errno.ENOSPC}" in text:
-        return OSError(errno.ENOSPC, f"no space is left: {text}")
+        return WriteError(errno.ENOSPC, f"no space is left: {text}")
     return WriteError(text)

@@ -14,6 +14,7 @@ from destrier.errors import (
     DestrierWarning,
     SourceError,
     TableError,
+    WorkerError,
     WriteError,
 )
 from destrier.files import Store
@@ -25,7 +26,7 @@ from destrier.writing.layout import Layout
 from destrier.writing.progress import progress
 from destrier.writing.publish import discard, publish, published_version
 from destrier.writing.shards import Done, ShardWriter
-from destrier.writing.source import Measure, Source
+from destrier.writing.source import FileSource, Measure, Source
 
 __all__ = ["Mode", "Written", "write_table"]
 
@@ -102,6 +103,8 @@ def write_table(
         "provenance": provenance,
         "crc": crc,
     }
+    if isinstance(source, FileSource):
+        num_workers = Crew.size_for(num_workers, len(source.shards()))
     with Journal(store.uri, storage_options).held() as journal:
         run = _Run(source, store, journal, mode, storage_options)
         return run.write(job, num_workers, restart=restart)
@@ -127,7 +130,10 @@ class _Run:
                 dones, layout = self._write_shards(job, entry, base, num_workers)
                 version = self._publish(dones, layout, base)
             except BaseException as error:
-                self._leave(error)
+                if self._leave(error) and isinstance(error, WorkerError):
+                    raise WorkerError(
+                        f"{error}; run the same again to go on from the shards that are finished"
+                    ) from error
                 raise
         dones = self.journal.done()
         self.journal.clear()
@@ -249,12 +255,18 @@ class _Run:
             storage_options=self.storage_options,
         )
 
-    def _leave(self, error: BaseException) -> None:
-        """Keep what the same call can go on from; drop it where that call would fail again."""
+    def _leave(self, error: BaseException) -> bool:
+        """Keep what the same call can go on from; drop it where that call would fail again.
+
+        Returns:
+            Whether something is kept.
+        """
         full = isinstance(error, OSError) and error.errno == errno.ENOSPC
         lost = isinstance(error, SourceError | ArgumentError | TypeError) or full
         if lost or not self.source.resumable or not self.journal.done():
             discard(self.journal, self.store.uri, self.storage_options)
+            return False
+        return True
 
     def _written(self, version: int, dones: dict[int, dict[str, Any]]) -> Written:
         ordered = [dones[index] for index in sorted(dones)]
