@@ -224,6 +224,42 @@ def test_verify_finds_every_kind_of_difference(exported: dict[str, str], tmp_pat
     assert str(retyped.differences[0]) == "column 'id': int64 in the source, int32 in the table"
 
 
+def test_verify_some_columns_and_rows(exported: dict[str, str], tmp_path: Path) -> None:
+    src, uri = exported["parquet"], tmp_path / "t.lance"
+    destrier.convert(src, uri, columns=["name", "id"], filter="id < 100", num_workers=0)
+    assert destrier.verify(src, uri, columns=["name", "id"], filter="id < 100").equal
+    found = destrier.verify(src, uri, filter="id < 100")
+    assert {(d.row, d.column) for d in found.differences} == {(None, "value"), (None, "data")}
+    assert found.differing == 2
+    with pytest.raises(ColumnError, match="no column 'nix'"):
+        destrier.verify(src, uri, columns=["nix"], filter="id < 100")
+
+
+def test_the_first_tar_is_empty(exported: dict[str, str], tmp_path: Path) -> None:
+    folder = tmp_path / "tars"
+    folder.mkdir()
+    (folder / "a.tar").write_bytes(bytes(10240))
+    source = next(Path(exported["webdataset"]).glob("*.tar"))
+    (folder / "b.tar").write_bytes(source.read_bytes())
+    destrier.convert(folder, tmp_path / "t.lance", num_workers=0)
+    assert destrier.verify(folder, tmp_path / "t.lance", num_workers=0).equal
+
+
+def test_an_export_does_not_touch_what_lies_beside(table: str, tmp_path: Path) -> None:
+    (tmp_path / "out.writing").mkdir()
+    (tmp_path / "out.writing" / "mine").touch()
+    (tmp_path / "full" / "folder").mkdir(parents=True)
+    os.symlink(tmp_path / "out.writing", tmp_path / "link")
+    destrier.export(table, tmp_path / "out", format="mds", num_workers=0)
+    assert (tmp_path / "out.writing" / "mine").exists()
+    for name in ("full", "link"):
+        with pytest.raises(WriteError, match="choose an empty place"):
+            destrier.export(table, tmp_path / name, format="mds", num_workers=0)
+    (tmp_path / "empty").mkdir()
+    destrier.export(table, tmp_path / "empty", format="mds", num_workers=0)
+    assert sorted(os.listdir(tmp_path)) == ["empty", "full", "link", "out", "out.writing"]
+
+
 def test_formats_and_options_are_checked(exported: dict[str, str], tmp_path: Path) -> None:
     dst = tmp_path / "t.lance"
     with pytest.raises(ArgumentError, match=", ".join(FORMATS)):

@@ -19,6 +19,7 @@ from destrier.selection import RowList, select_rows
 from destrier.sink import Sink
 from destrier.table import Table, open_table
 from destrier.writing.crew import Crew, Note
+from destrier.writing.journal import Journal
 from destrier.writing.layout import COUNT_KEY, LINK_KEY
 from destrier.writing.progress import progress
 from destrier.writing.source import BATCH_BYTES
@@ -93,32 +94,45 @@ def export(
     opened.check_columns(names)
     sink.check(_schema(opened, names))
     target = Store(dst, destination_options)
-    if target.stat() is not None or target.files():
-        raise WriteError(f"there is something at {target.shown} already: choose an empty place")
     size = max(1, min(len(rows), int(_RANGE_BYTES // max(opened.row_bytes, 1.0))))
     starts = range(0, len(rows), size)
-    draft = Store(f"{target.uri}.writing") if target.local else target
-    try:
-        draft.remove()
-        job = _Export(opened, names, rows, size, sink, draft)
-        infos: dict[int, Any] = {}
-        with (
-            progress("exporting", len(rows)) as note,
-            Crew(job, Crew.size_for(num_workers, len(starts)), on_note=note) as crew,
-        ):
-            infos.update(crew.run(range(len(starts))))
-        sink.finish(draft, [infos[number] for number in range(len(starts))])
-        if target.local:
-            with contextlib.suppress(FileNotFoundError):
-                os.rmdir(target.uri)
-            os.rename(draft.uri, target.uri)
-    except BaseException as error:
-        with contextlib.suppress(SourceError):
-            draft.remove()
-        if isinstance(error, OSError) and not isinstance(error, DestrierError):
-            raise WriteError(error.errno, f"cannot write {target.shown}: {error}") from error
-        raise
+    with Journal(target.uri, destination_options, kind="exporting").held() as journal:
+        _check_empty(target)
+        journal.start({"export": format}, keep=False)
+        # in a bucket nothing can be renamed: files are written in place, and the index at the end
+        draft = journal.store.at("files") if target.local else target
+        try:
+            job = _Export(opened, names, rows, size, sink, draft)
+            infos: dict[int, Any] = {}
+            with (
+                progress("exporting", len(rows)) as note,
+                Crew(job, Crew.size_for(num_workers, len(starts)), on_note=note) as crew,
+            ):
+                infos.update(crew.run(range(len(starts))))
+            sink.finish(draft, [infos[number] for number in range(len(starts))])
+            if target.local:
+                with contextlib.suppress(FileNotFoundError):
+                    os.rmdir(target.uri)
+                os.rename(draft.uri, target.uri)
+        except BaseException as error:
+            with contextlib.suppress(SourceError):
+                draft.remove()
+            if isinstance(error, OSError) and not isinstance(error, DestrierError):
+                raise WriteError(error.errno, f"cannot write {target.shown}: {error}") from error
+            raise
+        finally:
+            journal.clear()
     return Exported(target.uri, len(rows), len(target.files()))
+
+
+def _check_empty(target: Store) -> None:
+    full = target.stat() is not None or bool(target.files())
+    if target.local and not full:
+        full = os.path.islink(target.uri) or (
+            os.path.isdir(target.uri) and bool(os.listdir(target.uri))
+        )
+    if full:
+        raise WriteError(f"there is something at {target.shown} already: choose an empty place")
 
 
 def _rows(table: Table, filter: str | None, permutation: Any) -> tuple[RowList, Table]:

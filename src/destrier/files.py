@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+from urllib.parse import unquote_to_bytes, urlsplit
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -29,7 +30,7 @@ _S3_NAMES = {
 }
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
 _S3 = ("s3", "s3a")
-_EXTRAS = {"hf": "huggingface_hub", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
+_EXTRAS = {"hf": "'destrier[hf]'", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
 
 
 def natural(text: str) -> list[tuple[int, int, str]]:
@@ -65,8 +66,8 @@ class Store:
         self, uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None
     ) -> None:
         text = os.fspath(uri)
-        if text.startswith("file://"):
-            text = text[len("file://") :]
+        if text.startswith("file:"):
+            text = _path(text)
         found = _SCHEME.match(text)
         self.scheme = found[1].lower() if found else ""
         if not self.scheme:
@@ -110,6 +111,8 @@ class Store:
             if self.scheme in _S3:
                 return _s3(self.options), self.uri.split("://", 1)[1]
             return _fsspec(self.uri, self.options)
+        except ArgumentError:
+            raise
         except (OSError, ValueError, TypeError) as error:
             raise SourceError(f"cannot open {self.shown}: {redact(str(error))}") from None
 
@@ -202,6 +205,14 @@ class Store:
             raise SourceError(f"{self.show(path)}: {redact(str(error))}") from None
 
 
+def _path(uri: str) -> str:
+    """The path of a file URI."""
+    parts = urlsplit(uri)
+    if parts.netloc not in ("", "localhost"):
+        raise ArgumentError(f"{uri} names a file on another machine; pass a path")
+    return os.fsdecode(unquote_to_bytes(parts.path))
+
+
 def _map(full: str) -> pa.NativeFile:
     if os.path.getsize(full) == 0:  # an empty file cannot be mapped
         return pa.BufferReader(b"")
@@ -236,9 +247,10 @@ def _fsspec(uri: str, options: Mapping[str, str]) -> tuple[pafs.FileSystem, str]
     try:
         fs, root = fsspec.core.url_to_fs(uri, **options)
     except ImportError:
-        package = _EXTRAS.get(scheme, f"the fsspec package for {scheme}://")
+        package = _EXTRAS.get(scheme, "a package of its own")
+        more = f": pip install {package}" if scheme in _EXTRAS else ""
         raise MissingDependencyError(
-            f"{scheme}:// is opened through fsspec, which needs {package}: pip install {package}"
+            f"{scheme}:// is opened through fsspec, which needs {package} for it{more}"
         ) from None
     except ValueError as error:
         raise ArgumentError(f"cannot open {redact(uri)}: {error}") from None

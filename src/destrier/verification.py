@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,15 +11,16 @@ import numpy as np
 import pyarrow as pa
 
 from destrier.compare import differing
+from destrier.errors import ColumnError, SourceError
 from destrier.files import Store
 from destrier.formats import open_source
-from destrier.links.columns import companion
+from destrier.links.columns import companion, companions
 from destrier.links.crcs import CRC, crcs_of
 from destrier.read import Reader
 from destrier.table import Table, open_table
 from destrier.writing.crew import Crew, Note
 from destrier.writing.filtering import RowFilter
-from destrier.writing.layout import COUNT_KEY, LINK_KEY
+from destrier.writing.layout import COUNT_KEY, is_blob
 from destrier.writing.progress import progress
 from destrier.writing.source import Measure, Shard, Source
 
@@ -76,6 +77,7 @@ def verify(
     dst: TableLike,
     *,
     format: str = "auto",
+    columns: Sequence[str] | None = None,
     filter: str | None = None,
     num_workers: int | None = None,
     limit: int = 10,
@@ -92,6 +94,7 @@ def verify(
         dst: The table. Columns that only it has are compared to nothing if the writer made them
             (counts, links, provenance), else they are a difference.
         format: As for `convert`.
+        columns: The columns of the dataset that the table should have; None is all of them.
         filter: The rows of the dataset that the table should have, in Lance's SQL.
         num_workers: Processes; None is one a processor, 0 works in this process.
         limit: Number of differences to describe.
@@ -107,56 +110,110 @@ def verify(
         >>> destrier.verify("data/chunks", "data/digits.lance").equal  # doctest: +SKIP
         True
     """
-    source = open_source(Store(src, source_options), format, options=options)
+    source = open_source(
+        Store(src, source_options),
+        format,
+        columns=None if filter is not None else columns,
+        options=options,
+    )
     table = open_table(dst, storage_options=storage_options)
-    job = _Compare(source, table, filter, limit)
-    first = source.first()
-    shards = [first, *source.rest(Measure(1, 1, 1.0))]
+    shards = [source.first(), *source.rest(Measure(1, 1, 1.0))]
+    schema = _schema(source, shards)
     num_workers = Crew.size_for(num_workers, len(shards))
     with progress("verifying", source.total_rows) as note:
-        counts = _counts(source, shards, filter, num_workers)
+        counts = _counts(_Reading(source, schema, filter), shards, num_workers)
         starts = np.concatenate([[0], np.cumsum(counts)]).tolist()
         if starts[-1] != table.num_rows:
             different = Difference(None, None, f"{starts[-1]} rows", f"{table.num_rows} rows")
             return Verified(0, False, 1, (different,))
+        names = list(schema.names) if columns is None else list(columns)
+        kinds = list(_kinds(schema, names, table.schema))
+        wrong = {difference.column for difference in kinds}
+        job = _Compare(
+            _Reading(source, schema, filter), table, [n for n in names if n not in wrong], limit
+        )
         found: dict[int, tuple[int, list[Difference]]] = {}
         tasks = list(zip(shards, starts[:-1], strict=True))
         with Crew(job, num_workers, on_note=note) as crew:
             found.update(crew.run(tasks))
-    count = sum(found[number][0] for number in found)
-    listed = [each for number in sorted(found) for each in found[number][1]]
-    unique = list(dict.fromkeys(listed))
-    return Verified(starts[-1], not count, count, tuple(unique[:limit]))
+    count = len(kinds) + sum(differing for differing, _ in found.values())
+    listed = [*kinds, *(each for number in sorted(found) for each in found[number][1])]
+    return Verified(starts[-1], not count, count, tuple(listed[:limit]))
 
 
-def _counts(
-    source: Source, shards: list[Shard], filter: str | None, num_workers: int | None
-) -> list[int]:
+def _schema(source: Source, shards: list[Shard]) -> pa.Schema:
+    """That of all batches; of the first rows if it is not declared."""
+    if source.schema is not None:
+        return source.schema
+    for shard in shards:
+        for unit in shard.units:
+            for batch in source.read(unit, None):
+                return batch.schema
+    raise SourceError(f"{source.shown} has no rows to compare")
+
+
+def _kinds(schema: pa.Schema, names: list[str], table: pa.Schema) -> Iterator[Difference]:
+    """Columns that one side lacks, or has of another type."""
+    for name in names:
+        if name not in schema.names:
+            raise ColumnError(
+                f"no column {name!r} in the source; its columns are: {', '.join(schema.names)}"
+            )
+        kind = schema.field(name).type
+        if name not in table.names:
+            yield Difference(None, name, str(kind), "no such column")
+            continue
+        stored = pa.large_binary() if is_blob(table.field(name)) else table.field(name).type
+        if _wide(kind) != _wide(stored):
+            yield Difference(None, name, str(kind), str(stored))
+    beside = companions(table)
+    for field in table:
+        metadata = field.metadata or {}
+        made = COUNT_KEY in metadata or b"destrier:origin" in metadata
+        if field.name not in names and not made and field.name not in beside:
+            yield Difference(None, field.name, "no such column", str(field.type))
+
+
+def _counts(reading: _Reading, shards: list[Shard], num_workers: int | None) -> list[int]:
     """The number of rows that each shard gives; read if it is not declared."""
-    if filter is None:
+    if reading.filter is None:
         declared = [[unit.rows for unit in shard.units] for shard in shards]
         if all(None not in rows for rows in declared):
             return [sum(row for row in rows if row is not None) for rows in declared]
     counts: dict[int, int] = {}
-    with Crew(_Count(source, filter), num_workers) as crew:
+    with Crew(_Count(reading), num_workers) as crew:
         counts.update(crew.run(shards))
     return [counts[number] for number in range(len(shards))]
 
 
 @dataclass(frozen=True)
-class _Count:
+class _Reading:
+    """How shards are read."""
+
     source: Source
+    schema: pa.Schema
     filter: str | None
 
+    def batches(self, shard: Shard) -> Iterator[pa.RecordBatch]:
+        keep = None if self.filter is None else RowFilter(self.filter)
+        for unit in shard.units:
+            for batch in self.source.read(unit, self.schema):
+                yield batch if keep is None else batch.take(pa.array(keep.rows(batch)))
+
+
+@dataclass(frozen=True)
+class _Count:
+    reading: _Reading
+
     def __call__(self, shard: Shard, note: Note) -> int:  # noqa: ARG002 - rows are noted later
-        return sum(batch.num_rows for batch in _batches(self.source, shard, self.filter))
+        return sum(batch.num_rows for batch in self.reading.batches(shard))
 
 
 @dataclass(frozen=True)
 class _Compare:
-    source: Source
+    reading: _Reading
     table: Table
-    filter: str | None
+    columns: list[str]
     limit: int
 
     def __call__(self, task: tuple[Shard, int], note: Note) -> tuple[int, list[Difference]]:
@@ -164,37 +221,20 @@ class _Compare:
         shard, row = task
         count = 0
         shown: list[Difference] = []
-        reader: Reader | None = None
-        crcs: dict[str, Reader] = {}
-        for batch in _batches(self.source, shard, self.filter):
-            if reader is None:
-                shown.extend(self._columns(batch.schema))
-                count += len(shown)
-                both = [name for name in batch.schema.names if name in self.table.schema.names]
-                reader = Reader(self.table, both)
-                crcs = {name: Reader(self.table, [at]) for name, at in self._with_crcs(both)}
-            for start, part in _pieces(batch):
+        reader = Reader(self.table, self.columns)
+        crcs = {name: Reader(self.table, [beside]) for name, beside in self._with_crcs()}
+        for batch in self.reading.batches(shard):
+            for start, part in _pieces(batch) if self.columns else ():
                 offsets = np.arange(row + start, row + start + part.num_rows)
                 rows = reader.read(offsets).batch
-                for name in reader.columns:
+                for name in self.columns:
                     count += self._values(name, part, rows, row + start, shown)
                 for name, beside in crcs.items():
                     count += self._crcs(name, rows, beside.read(offsets).batch, row + start, shown)
+                del shown[self.limit :]
             row += batch.num_rows
             note(batch.num_rows)
-        return count, shown[: self.limit]
-
-    def _columns(self, schema: pa.Schema) -> Iterator[Difference]:
-        theirs = self.table.schema
-        for name in schema.names:
-            if name not in theirs.names:
-                yield Difference(None, name, str(schema.field(name).type), "no such column")
-        companions = {(field.metadata or {}).get(LINK_KEY, b"").decode() for field in theirs}
-        for field in theirs:
-            metadata = field.metadata or {}
-            made = COUNT_KEY in metadata or b"destrier:origin" in metadata
-            if field.name not in schema.names and not made and field.name not in companions:
-                yield Difference(None, field.name, "no such column", str(field.type))
+        return count, shown
 
     def _values(
         self,
@@ -205,14 +245,8 @@ class _Compare:
         shown: list[Difference],
     ) -> int:
         one, other = source.column(name), table.column(name)
-        if one.type != other.type and _wide(one.type) == _wide(other.type):
-            one, other = one.cast(_wide(one.type)), other.cast(_wide(other.type))
         if one.type != other.type:
-            difference = Difference(None, name, str(one.type), str(other.type))
-            if difference in shown:
-                return 0
-            shown.append(difference)
-            return 1
+            one, other = one.cast(_wide(one.type)), other.cast(_wide(other.type))
         places = np.flatnonzero(differing(one, other))
         shown.extend(
             Difference(first + place, name, _show(one[place]), _show(other[place]))
@@ -220,10 +254,10 @@ class _Compare:
         )
         return len(places)
 
-    def _with_crcs(self, names: list[str]) -> Iterator[tuple[str, str]]:
+    def _with_crcs(self) -> Iterator[tuple[str, str]]:
         """The linked columns that were made with CRCs, and where these are."""
         schema = self.table.schema
-        for name in names:
+        for name in self.columns:
             beside = companion(schema, name)
             if beside is not None and schema.field(beside).type.get_field_index(CRC.name) >= 0:
                 yield name, beside
@@ -252,20 +286,6 @@ class _Compare:
 def _wide(kind: pa.DataType) -> pa.DataType:
     """Text and bytes with 64-bit offsets: other formats do not tell them from those with 32."""
     return {pa.binary(): pa.large_binary(), pa.string(): pa.large_string()}.get(kind, kind)
-
-
-def _batches(source: Source, shard: Shard, filter: str | None) -> Iterator[pa.RecordBatch]:
-    keep = None if filter is None else RowFilter(filter)
-    schema = source.schema
-    if schema is None and shard.index:
-        schema = next(source.read(source.first().units[0], None)).schema
-    for unit in shard.units:
-        for batch in source.read(unit, schema):
-            schema = batch.schema if schema is None else schema
-            if keep is None:
-                yield batch
-            else:
-                yield batch.take(pa.array(keep.rows(batch)))
 
 
 def _pieces(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:

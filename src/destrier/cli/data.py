@@ -58,6 +58,9 @@ def add_commands(commands: Any) -> None:
     command = add(commands, "verify", "compare a dataset with a table, value by value")
     _add_ends(command, "the dataset", "the table")
     command.add_argument("--format", choices=("auto", *FORMATS), default="auto", help="of SRC")
+    command.add_argument(
+        "--columns", type=names, metavar="NAME,...", help="those of SRC that the table has"
+    )
     command.add_argument("--filter", metavar="SQL", help="the rows of SRC that the table has")
     command.add_argument(
         "--limit", type=whole, default=10, metavar="N", help="differences to show (10)"
@@ -225,6 +228,7 @@ def _verify(options: argparse.Namespace) -> int:
         options.src,
         options.dst,
         format=options.format,
+        columns=options.columns,
         filter=options.filter,
         num_workers=options.num_workers,
         limit=options.limit,

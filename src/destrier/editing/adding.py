@@ -14,7 +14,7 @@ import pyarrow as pa
 from destrier.check import integer
 from destrier.editing.changes import latest, plan_expression
 from destrier.editing.newcolumns import Computer, Task, check_new
-from destrier.errors import ArgumentError, ColumnError, DestrierError, ReadError, WriteError
+from destrier.errors import ArgumentError, ColumnError, ReadError, WriteError
 from destrier.files import Store
 from destrier.jobs.fingerprint import fingerprint
 from destrier.table import Table, lance_call
@@ -22,7 +22,7 @@ from destrier.writing.crew import Crew
 from destrier.writing.journal import Journal
 from destrier.writing.layout import is_blob
 from destrier.writing.progress import progress
-from destrier.writing.publish import discard, move_files, published_version, stage_clone
+from destrier.writing.publish import commit_files, discard, published_version, stage_clone
 
 if TYPE_CHECKING:
     from destrier.table import TableLike
@@ -244,36 +244,18 @@ class _Run:
             metadata = _fragment_json(fragment)
             metadata["files"].append({**entry["file"], "fields": numbers})
             fragments.append(lance.FragmentMetadata.from_json(json.dumps(metadata)))
-        names = [name for each in stages.values() for name in each]
-        self.journal.write("publish.json", {"version": self.table.version, "names": names})
-        target = Store(self.table.uri, self.table.storage_options)
-        moved = [
-            (self.journal.store.at(stage), move_files(self.journal.store.at(stage), target, each))
-            for stage, each in stages.items()
-        ]
-        operation = lance.LanceOperation.Merge(fragments, dataset.lance_schema)
         try:
-            return self._merge(operation)
-        except DestrierError as error:
-            if any(words in str(error) for words in _CONFLICTS):
-                return published_version(self.journal, self.table.uri, self.table.storage_options)
-            for store, paths in moved:
-                for path in paths:
-                    target.move(path, store, path)
-            raise WriteError(f"{error}; what was computed is kept: run the same again") from error
-
-    def _merge(self, operation: lance.LanceOperation.Merge) -> int:
-        committed = lance_call(
-            f"committing to {self.table.name}",
-            lambda: lance.LanceDataset.commit(
-                self.table.uri,
-                operation,
+            return commit_files(
+                self.journal,
+                Store(self.table.uri, self.table.storage_options),
+                [(self.journal.store.at(stage), each) for stage, each in stages.items()],
+                lance.LanceOperation.Merge(fragments, dataset.lance_schema),
                 read_version=self.table.version,
-                storage_options=dict(self.table.storage_options) or None,
-            ),
-            self.table.secrets,
-        )
-        return int(committed.version)
+            )
+        except ReadError as error:
+            if any(words in str(error) for words in _CONFLICTS):
+                return None
+            raise WriteError(f"{error}; what was computed is kept: run the same again") from error
 
 
 def _fragment_json(fragment: lance.LanceFragment) -> dict[str, Any]:

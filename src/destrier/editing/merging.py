@@ -23,10 +23,10 @@ from destrier.errors import (
     DestrierWarning,
     ReadError,
     SchemaError,
-    WriteError,
 )
 from destrier.files import Store
 from destrier.table import Table, lance_call, open_table
+from destrier.writing.destination import check_destination, table_there
 from destrier.writing.journal import Journal
 from destrier.writing.layout import is_blob
 from destrier.writing.publish import discard, publish, published_version
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 __all__ = ["merge"]
 
-_MODES = ("create", "append", "overwrite")
 _FORMAT = "2.2"
 _FRAGMENT_BYTES = 256 << 20
 _BATCH_ROWS = 8192
@@ -75,15 +74,11 @@ def merge(
         >>> merge(["monday.lance", "tuesday.lance"], "week.lance")  # doctest: +SKIP
         1
     """
-    if mode not in _MODES:
-        raise ArgumentError(f"mode must be one of {', '.join(_MODES)}, got {mode!r}")
     if isinstance(tables, str | os.PathLike) or not isinstance(tables, Sequence) or not tables:
         raise ArgumentError(f"tables is a list of one table or more, got {tables!r}")
     opened = [_open(table, storage_options) for table in tables]
     target = Store(uri, storage_options)
-    for scheme in ("db", "memory"):
-        if target.scheme == scheme:
-            raise WriteError(f"a table cannot be written to {scheme}://: pass a path or a bucket")
+    check_destination(target, mode)
     job = {"job": "merge", "mode": mode, "tables": [table.identity for table in opened]}
     with Journal(target.uri, target.options, kind="merging").held() as journal:
         version = published_version(journal, target.uri, target.options)
@@ -91,12 +86,15 @@ def merge(
         discard(journal, target.uri, target.options)  # a merge that was killed begins anew
         if version is not None and done:
             return version
-        there = _there(target, mode)
+        there = table_there(target, mode, unfinished=False)
         journal.start(job, keep=False)
         try:
-            return _write(opened, target, there if mode == "append" else None, journal, there)
-        finally:
+            version = _write(opened, target, there if mode == "append" else None, journal, there)
+        except BaseException:
             discard(journal, target.uri, target.options)
+            raise
+        journal.clear()
+        return version
 
 
 def _write(
@@ -142,22 +140,6 @@ def _open(table: TableLike, storage_options: Mapping[str, str] | None) -> Table:
     if isinstance(table, str) and "://" in table:
         return open_table(table, storage_options=storage_options)
     return open_table(table)
-
-
-def _there(target: Store, mode: str) -> Table | None:
-    """The table that is there; raise if it must not be, or must."""
-    if target.is_folder("_versions"):
-        if mode == "create":
-            raise WriteError(
-                f"there is a table at {target.shown} already: choose another place, or pass "
-                "mode='append' or mode='overwrite'"
-            )
-        return open_table(target.uri, storage_options=target.options)
-    if target.stat() is not None or target.files():
-        raise WriteError(f"{target.shown} holds something else than a table: choose another place")
-    if mode == "append":
-        raise WriteError(f"there is no table at {target.shown} to append to: pass mode='create'")
-    return None
 
 
 def _one_schema(tables: list[Table]) -> pa.Schema:

@@ -10,9 +10,10 @@ map of it would end the process. Files in remote stores are read by Lance.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,7 @@ EXTERNAL = 3
 
 _OPEN_FILES = 64  # at once in a thread, and kept open between reads
 _REMEMBERED = 1 << 15  # remote files that were looked at; beyond, the oldest are looked at again
+_SPECIAL = re.compile(r"[%?#]")
 _NEAR = 64 << 10  # the system is asked in one go for ranges that lie so close
 
 
@@ -117,10 +119,12 @@ class LinkReader:
         sizes = np.where(valid, _numbers(values, "size"), np.uint64(0))
         broken.add(np.flatnonzero(external & ~_valid(recorded)), _unrecorded())
         broken.raise_any()
-        groups = _groups(values, recorded, external, positions)
-        for group in groups:
-            _check_ranges(group, positions, sizes, broken)
+        lengths = _numbers(recorded, "file_size")
+        _check_ranges(values, external, positions, sizes, lengths, broken)
         broken.raise_any()
+        # To Lance, no size is all from the position on.
+        sizes = np.where(external & (sizes == 0), lengths - positions, sizes)
+        groups = _groups(values, recorded, external, positions)
         local = [group for group in groups if group.path is not None]
         remote = [group for group in groups if group.path is None]
         self._look_at(remote, broken)
@@ -163,28 +167,32 @@ class LinkReader:
                 del self._looked_at[next(iter(self._looked_at))]
 
     def _read_local(self, groups: list[_Group], ranges: _Ranges, broken: BrokenLinksError) -> None:
-        begin, end, at = ranges.bounds[:-1], ranges.bounds[1:], ranges.positions
-        opened: list[tuple[_Group, OpenFile]] = []
+        files: list[OpenFile | None] = []
         for group in groups:
             try:
-                file = self._open(group)
+                files.append(self._open(group))
             except LinkError as error:
                 broken.add(group.places, error)
-                continue
-            opened.append((group, file))
-            starts = at[group.places].astype(np.int64)
-            stops = starts + end[group.places] - begin[group.places]
-            first = np.flatnonzero(np.append(True, starts[1:] > stops[:-1] + _NEAR))
-            last = np.append(first[1:], len(starts)) - 1
-            for start, stop in zip(starts[first].tolist(), stops[last].tolist(), strict=True):
+                files.append(None)
+        # One pass over the ranges of all files, since there may be a file for each value.
+        places = np.concatenate([group.places for group in groups])
+        owners = np.repeat(np.arange(len(groups)), [len(group.places) for group in groups])
+        begin, end = ranges.bounds[places], ranges.bounds[places + 1]
+        starts = ranges.positions[places].astype(np.int64)
+        for owner, start, stop in _runs(owners, starts, starts + end - begin):
+            file = files[owner]
+            if file is not None:
                 file.announce(start, stop)
-        for group, file in opened:
-            places = (numbers[group.places].tolist() for numbers in (begin, end, at))
+        parts = (numbers.tolist() for numbers in (owners, starts, begin, end))
+        for owner, start, first, last in zip(*parts, strict=True):
+            file = files[owner]
+            if file is None:
+                continue
             try:
-                for start, stop, position in zip(*places, strict=True):
-                    file.read(position, ranges.memory[start:stop])
+                file.read(start, ranges.memory[first:last])
             except LinkError as error:
-                broken.add(group.places, error)
+                broken.add(groups[owner].places, error)
+                files[owner] = None
 
     def _open(self, group: _Group) -> OpenFile:
         """Open a file, or take one that is open, and check it."""
@@ -199,6 +207,14 @@ class LinkReader:
             while len(self._files) > _OPEN_FILES:
                 self._files.popitem(last=False)
         return file
+
+
+def _runs(owners: Ints, starts: Ints, stops: Ints) -> Iterator[tuple[int, int, int]]:
+    """Ranges that lie close to each other in one file, as one."""
+    apart = (owners[1:] != owners[:-1]) | (starts[1:] > stops[:-1] + _NEAR)
+    first = np.flatnonzero(np.append(True, apart))
+    last = np.append(first[1:], len(starts)) - 1
+    return zip(owners[first].tolist(), starts[first].tolist(), stops[last].tolist(), strict=True)
 
 
 def _groups(
@@ -220,34 +236,37 @@ def _groups(
     changes = (files[1:] != files[:-1]) | (sizes[1:] != sizes[:-1]) | (stamps[1:] != stamps[:-1])
     first = np.flatnonzero(np.append(True, changes))
     uris = names.dictionary.take(pa.array(files[first])).to_pylist()
-    parts = np.split(places, first[1:])
+    bounds = [*first.tolist(), len(places)]
     return [
-        _Group(uri, _local(uri), Linked(size, stamp), part)
-        for uri, size, stamp, part in zip(
-            uris, sizes[first].tolist(), stamps[first].tolist(), parts, strict=True
+        _Group(uri, _local(uri), Linked(size, stamp), places[start:stop])
+        for uri, size, stamp, start, stop in zip(
+            uris, sizes[first].tolist(), stamps[first].tolist(), bounds, bounds[1:], strict=False
         )
     ]
 
 
 def _local(uri: str) -> str | None:
+    if uri.startswith("file:///") and not _SPECIAL.search(uri):
+        return uri[len("file://") :]
     root, path = split_uri(uri)
     return None if root else path
 
 
 def _check_ranges(
-    group: _Group,
+    values: pa.StructArray,
+    external: NDArray[np.bool_],
     positions: NDArray[np.uint64],
     sizes: NDArray[np.uint64],
+    lengths: NDArray[np.uint64],
     broken: BrokenLinksError,
 ) -> None:
-    """Find ranges that are not in the file. To Lance, no size is all from the position on."""
-    length = np.uint64(group.recorded.size)
-    at, size = positions[group.places], sizes[group.places]
-    outside = (at > length) | (size > length - np.minimum(at, length))
+    """Find ranges that are not in their files."""
+    left = lengths - np.minimum(positions, lengths)
+    outside = external & ((positions > lengths) | (sizes > left))
     for i in np.flatnonzero(outside).tolist():
-        error = beyond(group.uri, int(at[i]), int(size[i]), int(length))
-        broken.add(group.places[i : i + 1], error)
-    sizes[group.places] = np.where(size == 0, length - at, size)
+        uri = values.field("blob_uri")[i].as_py()
+        error = beyond(uri, int(positions[i]), int(sizes[i]), int(lengths[i]))
+        broken.add(np.array([i]), error)
 
 
 def _unrecorded() -> LinkError:

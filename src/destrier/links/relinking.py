@@ -24,7 +24,7 @@ from destrier.links.files import join_uri, split_uri, stat_files
 from destrier.links.reader import EXTERNAL
 from destrier.table import Table, lance_call, redact
 from destrier.writing.journal import Journal
-from destrier.writing.publish import discard, move_files, stage_clone
+from destrier.writing.publish import commit_files, discard, stage_clone
 
 if TYPE_CHECKING:
     from destrier.table import TableLike
@@ -104,9 +104,7 @@ def _relink(table: Table, columns: Mapping[str, str], move: _Move, journal: Jour
             changed += count
     if written:
         names = [_path(each) for each in written]
-        journal.write("publish.json", {"version": table.version, "names": names})
-        move_files(journal.store.at(stage), Store(table.uri, table.storage_options), names)
-        _commit(table, written)
+        _commit(table, journal, stage, written, names)
     return changed
 
 
@@ -349,25 +347,23 @@ def _stored(
     return pa.array(values, pa.large_binary())
 
 
-def _commit(table: Table, fragments: list[FragmentMetadata]) -> None:
+def _commit(
+    table: Table,
+    journal: Journal,
+    stage: str,
+    fragments: list[FragmentMetadata],
+    names: list[str],
+) -> None:
     fields = sorted({number for each in fragments for number in each.files[-1].fields})
     operation = lance.LanceOperation.Update(
         updated_fragments=fragments, fields_modified=fields, update_mode="rewrite_columns"
     )
+    store = Store(table.uri, table.storage_options)
+    parts = [(journal.store.at(stage), names)]
     try:
-        _write(
-            table,
-            lambda: lance.LanceDataset.commit(
-                table.dataset,
-                operation,
-                read_version=table.version,
-                storage_options=table.storage_options or None,
-            ),
-        )
-    except WriteError:
-        # A store can have taken the commit, and failed to say so.
-        if not {_path(fragment) for fragment in fragments} <= _used(table):
-            raise
+        commit_files(journal, store, parts, operation, read_version=table.version)
+    except ReadError as error:
+        raise WriteError(f"{error}; the table is as it was") from error
 
 
 def _write(table: Table, function: Callable[[], Any]) -> Any:
@@ -381,8 +377,3 @@ def _path(fragment: FragmentMetadata) -> str:
     """The file of a fragment that was written last."""
     path: str = fragment.files[-1].path
     return path
-
-
-def _used(table: Table) -> set[str]:
-    fragments = latest(table).dataset.get_fragments()
-    return {file.path for fragment in fragments for file in fragment.metadata.files}

@@ -7,8 +7,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from destrier.errors import FilterError
-from destrier.table import redact
+from destrier.errors import FilterError, ReadError
+from destrier.table import lance_call
 
 __all__ = ["RowFilter"]
 
@@ -31,14 +31,20 @@ class RowFilter:
         """
         names = [field.name for field in batch.schema if not _is_bytes(field.type)]
         small = batch.select(names)
-        try:
+        if not names:  # which Lance takes for no rows
+            small = pa.record_batch({"_": pa.nulls(batch.num_rows, pa.bool_())})
+
+        def run() -> pa.ChunkedArray:
             # a table in memory: the filter means just what it means on the table written
             dataset = lance.write_dataset(pa.Table.from_batches([small]), "memory://filter")
             scanner = dataset.scanner(columns=["_rowoffset"], filter=self.sql)
-            kept = scanner.to_table().column("_rowoffset")
-        except (OSError, ValueError) as error:
+            return scanner.to_table().column("_rowoffset")
+
+        try:
+            kept = lance_call("Lance", run)
+        except ReadError as error:
             raise FilterError(
-                f"filter {self.sql!r} cannot be run: {redact(str(error))}; the columns are: "
+                f"filter {self.sql!r} cannot be run: {error}; the columns that it can name are: "
                 f"{', '.join(names)}"
             ) from None
         return kept.to_numpy().astype(np.int64)  # type: ignore[no-any-return]

@@ -44,10 +44,18 @@ class Journal:
         return self.store.shown
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """An entry, or None if it was never written, or not to its end."""
+        """An entry, or None if it was never written, or not to its end.
+
+        Raises:
+            SourceError: If the store cannot be read now.
+        """
+        if self.store.stat(name) is None:
+            return None
         try:
             value = json.loads(self.store.read(name).to_pybytes())
-        except (SourceError, ValueError):
+        except ValueError as error:
+            if isinstance(error, SourceError):
+                raise
             return None
         return value if isinstance(value, dict) else None
 
@@ -150,9 +158,13 @@ class Journal:
             raise WriteError(f"cannot write {path}: {error}") from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # whoever had it may have removed the file since it was opened
+            alive = os.path.exists(path) and os.path.samestat(os.stat(path), os.fstat(lock))
         except OSError:
+            alive = False
+        if not alive:
             os.close(lock)
-            raise WriteError(f"another process is writing there: it holds {path}") from None
+            raise WriteError(f"another process is writing there: it holds {path}")
         self._lock = lock
 
     def _unlock(self) -> None:

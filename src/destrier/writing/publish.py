@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import lance
 import pyarrow as pa
 
-from destrier.errors import DestrierError, TableError, WriteError
+from destrier.errors import DestrierError, ReadError, VersionError, WriteError
 from destrier.files import Store
 from destrier.table import Table, lance_call, open_table
 from destrier.writing.journal import Journal
 
-__all__ = ["discard", "move_files", "publish", "published_version", "stage_clone"]
+__all__ = ["commit_files", "discard", "publish", "published_version", "stage_clone"]
 
 _MOVERS = 8  # files moved at a time; on object stores a move is a copy by the server
 
@@ -46,57 +46,129 @@ def publish(
         The new version.
 
     Raises:
-        WriteError: If it cannot be committed; nothing is visible then.
+        WriteError: If Lance refuses the commit, a table was made there meanwhile, or it is not
+            known whether the commit was taken.
     """
     metadata = [lance.FragmentMetadata.from_json(text) for text in fragments]
-    names = [file.path for each in metadata for file in each.files]
-    read_version = 0 if base is None else base.version
-    journal.write("publish.json", {"version": read_version, "names": names})
-    table = Store(uri, storage_options)
-    moved = move_files(journal.store, table, names)
     operation = (
         lance.LanceOperation.Overwrite(schema, metadata)
         if overwrite
         else lance.LanceOperation.Append(metadata)
     )
+    names = [file.path for each in metadata for file in each.files]
+    target = Store(uri, storage_options)
+    if base is None and _is_table(target):
+        raise _made_meanwhile(target)
+    try:
+        version = commit_files(
+            journal,
+            target,
+            [(journal.store, names)],
+            operation,
+            read_version=0 if base is None else base.version,
+        )
+    except ReadError as error:
+        raise WriteError(f"{error}; nothing of it is visible") from error
+    if base is None and version > 1:  # in the moment before; give it back
+        lance_call(
+            f"restoring {target.shown}",
+            lambda: lance.dataset(
+                uri, version=version - 1, storage_options=target.options or None
+            ).restore(),  # type: ignore[no-untyped-call]
+            tuple(target.options.values()),
+        )
+        raise _made_meanwhile(target)
+    return version
+
+
+def _made_meanwhile(target: Store) -> WriteError:
+    return WriteError(
+        f"a table was made at {target.shown} meanwhile: choose another place, or pass "
+        "mode='append' or mode='overwrite'"
+    )
+
+
+def commit_files(
+    journal: Journal,
+    target: Store,
+    parts: Sequence[tuple[Store, list[str]]],
+    operation: Any,
+    *,
+    read_version: int,
+) -> int:
+    """Move finished files to a table and commit them.
+
+    Args:
+        journal: Of the job.
+        target: The table's folder.
+        parts: Folders, and the names of the files that are in each, or were moved from it before.
+        operation: Lance's, over these files.
+        read_version: The version that it was planned on, 0 for none.
+
+    Returns:
+        The new version.
+
+    Raises:
+        ReadError: If Lance refuses the operation; the files are back where they were.
+        WriteError: If it is not known whether it was taken; the same job finds out.
+    """
+    names = [name for _, each in parts for name in each]
+    journal.write("publish.json", {"version": read_version, "names": names})
+    moved = [(store, move_files(store, target, each)) for store, each in parts]
     try:
         dataset = lance_call(
-            f"committing to {table.shown}",
+            f"committing to {target.shown}",
             lambda: lance.LanceDataset.commit(
-                uri,
+                target.uri,
                 operation,
                 read_version=read_version or None,
-                storage_options=dict(storage_options or {}) or None,
+                storage_options=target.options or None,
             ),
-            tuple((storage_options or {}).values()),
+            tuple(target.options.values()),
         )
     except DestrierError as error:
-        for path in moved:
-            table.move(path, journal.store, path)
-        raise WriteError(f"{error}; what was written is kept in {journal.shown}") from error
+        # a store can have taken the commit, and failed to say so
+        try:
+            version = published_version(journal, target.uri, target.options)
+        except DestrierError:
+            raise WriteError(
+                f"{error}; it is not known whether the commit was taken: run the same again, which "
+                "finds out"
+            ) from error
+        if version is not None:
+            return version
+        for store, paths in moved:
+            for path in paths:
+                target.move(path, store, path)
+        raise
     return int(dataset.version)
 
 
 def published_version(
     journal: Journal, uri: str, storage_options: Mapping[str, str] | None
 ) -> int | None:
-    """The version by which the journal's files became visible, if they did."""
+    """The version by which the journal's files became visible, or None if they did not.
+
+    Raises:
+        TableError: If there is a table that cannot be read now, so that it is not known.
+    """
     entry = journal.read("publish.json")
-    if entry is None:
+    if entry is None or not _is_table(Store(uri, storage_options)):
         return None
-    try:
-        table = open_table(uri, storage_options=storage_options)
-    except TableError:
-        return None
+    table = open_table(uri, storage_options=storage_options)
     for version in range(int(entry["version"]) + 1, table.version + 1):
         try:
             dataset = table.at(version).dataset
-        except TableError:
+        except VersionError:  # cleaned up
             continue
         held = _names(dataset)
         if held.issuperset(entry["names"]) and (entry["names"] or not dataset.count_rows()):
             return version
     return None
+
+
+def _is_table(store: Store) -> bool:
+    return store.is_folder("_versions")
 
 
 def discard(journal: Journal, uri: str, storage_options: Mapping[str, str] | None) -> None:
@@ -113,10 +185,9 @@ def discard(journal: Journal, uri: str, storage_options: Mapping[str, str] | Non
 
 def _held(uri: str, storage_options: Mapping[str, str] | None) -> set[str]:
     """The files of the latest version; its own version may have been cleaned up since."""
-    try:
-        return _names(open_table(uri, storage_options=storage_options).dataset)
-    except TableError:
+    if not _is_table(Store(uri, storage_options)):
         return set()
+    return _names(open_table(uri, storage_options=storage_options).dataset)
 
 
 def stage_clone(journal: Journal, table: Table) -> tuple[str, Table]:

@@ -7,20 +7,21 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any
 
 from destrier.errors import (
     ArgumentError,
+    DestrierError,
     DestrierWarning,
     SourceError,
-    TableError,
     WorkerError,
     WriteError,
 )
 from destrier.files import Store
 from destrier.process import check_process
-from destrier.table import Table, open_table
+from destrier.table import Table
 from destrier.writing.crew import Crew
+from destrier.writing.destination import check_destination, field_ids, table_there
 from destrier.writing.journal import Journal
 from destrier.writing.layout import Layout
 from destrier.writing.progress import progress
@@ -28,9 +29,8 @@ from destrier.writing.publish import discard, publish, published_version
 from destrier.writing.shards import Done, ShardWriter
 from destrier.writing.source import FileSource, Measure, Source
 
-__all__ = ["Mode", "Written", "write_table"]
+__all__ = ["Written", "write_table"]
 
-Mode: TypeAlias = Literal["create", "append", "overwrite"]
 _SHOWN_SKIPPED = 3
 
 
@@ -89,11 +89,9 @@ def write_table(
     """
     check_process()
     store = Store(uri, storage_options)
-    if mode not in get_args(Mode):
-        raise ArgumentError(f"mode must be one of {', '.join(get_args(Mode))}, got {mode!r}")
-    for scheme in ("db", "memory"):
-        if store.scheme == scheme:
-            raise WriteError(f"a table cannot be written to {scheme}://: pass a path or a bucket")
+    check_destination(store, mode)
+    if compression and mode == "append":
+        raise ArgumentError("compression= is a choice of new tables: the table has made its own")
     job = {
         "source": source.digest(),
         "mode": mode,
@@ -125,7 +123,7 @@ class _Run:
             if not keep:
                 self._drop(say=not restart)
             base = self._base()
-            entry = self.journal.start(job, keep=keep)
+            entry = self._start(job, base, keep=keep)
             try:
                 dones, layout = self._write_shards(job, entry, base, num_workers)
                 version = self._publish(dones, layout, base)
@@ -161,26 +159,13 @@ class _Run:
 
     def _base(self) -> Table | None:
         """The table that is there; raise if it must not be, or must."""
-        table: Table | None = None
-        if self.store.is_folder("_versions"):
-            table = open_table(self.store.uri, storage_options=self.storage_options)
-        elif self.store.stat() is not None:
-            raise WriteError(f"there is a file at {self.store.shown}: choose another place")
-        elif self.store.files() and self.journal.read("publish.json") is None:
-            raise WriteError(
-                f"{self.store.shown} is a folder that holds something else than a table: choose "
-                "another place"
-            )
-        if table is not None and self.mode == "create":
-            raise WriteError(
-                f"there is a table at {self.store.shown} already: choose another place, or pass "
-                "mode='append' or mode='overwrite'"
-            )
-        if table is None and self.mode == "append":
-            raise TableError(
-                f"there is no table at {self.store.shown} to append to: pass mode='create'"
-            )
-        return table
+        unfinished = self.journal.read("publish.json") is not None
+        return table_there(self.store, self.mode, unfinished=unfinished)
+
+    def _start(self, job: dict[str, Any], base: Table | None, *, keep: bool) -> dict[str, Any]:
+        """Begin or go on; files for other columns than the table has now would not fit it."""
+        columns = field_ids(base) if base is not None and self.mode == "append" else None
+        return self.journal.start({**job, "columns of the table": columns}, keep=keep)
 
     def _write_shards(
         self,
@@ -208,6 +193,10 @@ class _Run:
         with progress("writing", total, what) as note:
             note(sum(done["noted"] for done in dones.values()))
             with Crew(writer, num_workers, on_note=note) as crew:
+                if isinstance(self.source, FileSource):
+                    crew.hire(len(self.source.shards()) - len(dones))
+                else:
+                    crew.hire()
                 layout, measure = self._first(crew, entry, dones)
                 tasks = (
                     (shard, layout)
@@ -263,10 +252,13 @@ class _Run:
         """
         full = isinstance(error, OSError) and error.errno == errno.ENOSPC
         lost = isinstance(error, SourceError | ArgumentError | TypeError) or full
-        if lost or not self.source.resumable or not self.journal.done():
+        try:
+            if not (lost or not self.source.resumable or not self.journal.done()):
+                return True
             discard(self.journal, self.store.uri, self.storage_options)
-            return False
-        return True
+        except DestrierError:
+            return True  # the error that came first matters more
+        return False
 
     def _written(self, version: int, dones: dict[int, dict[str, Any]]) -> Written:
         ordered = [dones[index] for index in sorted(dones)]
