@@ -235,16 +235,6 @@ def test_verify_some_columns_and_rows(exported: dict[str, str], tmp_path: Path) 
         destrier.verify(src, uri, columns=["nix"], filter="id < 100")
 
 
-def test_the_first_tar_is_empty(exported: dict[str, str], tmp_path: Path) -> None:
-    folder = tmp_path / "tars"
-    folder.mkdir()
-    (folder / "a.tar").write_bytes(bytes(10240))
-    source = next(Path(exported["webdataset"]).glob("*.tar"))
-    (folder / "b.tar").write_bytes(source.read_bytes())
-    destrier.convert(folder, tmp_path / "t.lance", num_workers=0)
-    assert destrier.verify(folder, tmp_path / "t.lance", num_workers=0).equal
-
-
 def test_an_export_does_not_touch_what_lies_beside(table: str, tmp_path: Path) -> None:
     (tmp_path / "out.writing").mkdir()
     (tmp_path / "out.writing" / "mine").touch()
