@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,10 +36,11 @@ from destrier.jobs.fingerprint import fingerprint
 from destrier.jobs.inputs import IterableSource, SequenceSource
 from destrier.jobs.mapping import map as map_inputs
 from destrier.jobs.optimizing import ALL_DONE, optimize
-from destrier.writing.source import Measure, Source
+from destrier.jobs.streams import Stream
+from destrier.writing.source import Measure
 
 
-def rows_of(source: Source, measure: Measure | None = None) -> list[dict[str, Any]]:
+def rows_of(source: SequenceSource | IterableSource) -> list[dict[str, Any]]:
     """Read all shards as a worker would, through a pickle."""
     other = pickle.loads(pickle.dumps(source))
     batches: list[pa.RecordBatch] = []
@@ -51,7 +53,7 @@ def rows_of(source: Source, measure: Measure | None = None) -> list[dict[str, An
                 schema = schema or batch.schema
                 batches.append(batch)
         if shard is first:
-            shards.extend(source.rest(measure or Measure(16, 1600, 0.2)))
+            shards.extend(source.rest(Measure(other.taken, 100 * other.taken, 0.2)))
     assert [shard.index for shard in shards] == list(range(len(shards)))
     source.failures.extend(other.failures)
     return [row for batch in batches for row in batch.to_pylist()]
@@ -164,7 +166,7 @@ def test_a_declared_schema_is_kept() -> None:
 @pytest.mark.parametrize(
     ("count", "nbytes", "seconds", "shards"),
     [
-        (10, 100, 0.1, 0),  # an input is 10 bytes: all are in the first shard
+        (16, 1600, 0.1, 0),  # all are in the first shard
         (16 + 1000, 1600, 0.1, 1),  # cheap: some milliseconds in all
         (16 + 10_000_000, 1600, 0.1, 32),  # cheap, but many
         (16 + 640, 1600, 16.1, 32),  # a second each: even shares
@@ -177,16 +179,59 @@ def test_shards_are_cut_by_what_the_first_one_took(
     count: int, nbytes: int, seconds: float, shards: int
 ) -> None:
     source = SequenceSource(one, range(count))
-    first = source.first()
     measure = Measure(16, nbytes, seconds)
     rest = list(source.rest(measure))
     assert abs(len(rest) - shards) <= 1
     assert rest == list(SequenceSource(one, range(count)).rest(measure))
-    places = [unit.place for shard in [first, *rest] for unit in shard.units]
-    assert [p for place in places for p in (place[0], place[1])][1:-1] == [
-        p for place in places[1:] for p in (place[0], place[0])
-    ]
-    assert (places[0][0], places[-1][1]) == (0, count)
+    bounds = [place for shard in rest for unit in shard.units for place in unit.place[:2]]
+    assert bounds[::2] == [16, *bounds[1:-1:2]][: len(rest)]
+    assert bounds[-1:] == [count][: len(rest)]
+
+
+def taken(source: SequenceSource | IterableSource) -> int:
+    """How many inputs the first shard takes."""
+    for _ in source.read(source.first().units[0], source.schema):
+        pass
+    return source.taken
+
+
+@pytest.mark.parametrize(
+    ("first", "others", "count", "many"),
+    [
+        (0.0, 0.0, 1000, 256),
+        (9.0, 0.0, 1000, 256),  # the first one loads much
+        (0.0, 0.3, 1000, 16),
+        (0.0, 0.3, 32, 5),  # few and slow: the other workers do not wait for them
+        (9.0, 9.0, 32, 2),
+    ],
+)
+def test_the_first_shard_takes_about_a_second(
+    first: float, others: float, count: int, many: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+
+    def function(number: int) -> dict[str, int]:
+        nonlocal now
+        now += others if number else first
+        return one(number)
+
+    clock = types.SimpleNamespace(monotonic=lambda: now)
+    monkeypatch.setattr("destrier.jobs.inputs.time", clock)
+    assert taken(SequenceSource(function, range(count))) == many
+
+
+def test_the_first_shard_takes_a_row() -> None:
+    def none(_: int) -> None:
+        return None
+
+    schema = pa.schema([("n", pa.int64())])
+    for source, many in [
+        (SequenceSource(lambda n: one(n) if n == 700 else None, range(1000)), 701),
+        (SequenceSource(none, range(1000)), 1000),
+        (SequenceSource(none, range(1000), schema), 256),
+        (IterableSource(one, numbers(1000)), 256),
+    ]:
+        assert taken(source) == many
 
 
 def test_a_digest_names_function_inputs_and_options() -> None:
@@ -237,10 +282,63 @@ def test_a_digest_sees_what_a_function_uses(monkeypatch: pytest.MonkeyPatch) -> 
     cycle: list[Any] = []
     cycle.append(cycle)
     assert fingerprint(cycle) == fingerprint(cycle)
-    assert fingerprint(threading.Lock()) == fingerprint(threading.Lock())
+    lock = threading.Lock()
+    assert fingerprint(lock) != fingerprint(lock)
     before = fingerprint(uses_a_global)
     monkeypatch.setitem(globals(), "GLOBAL", 2)
     assert fingerprint(uses_a_global) != before
+
+
+LOCK = threading.Lock()
+
+
+def uses_a_lock(number: int) -> dict[str, int]:
+    with LOCK:
+        return {"n": number}
+
+
+class Held:
+    """Holds what pickle refuses."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.function = lambda: value
+
+
+class Slotted:
+    __slots__ = ("function", "value")
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.function = lambda: 1
+
+
+class Listed(list[int]):
+    def __init__(self, value: int) -> None:
+        super().__init__([value])
+        self.function = lambda: 1
+
+
+def local_class(value: int) -> Any:
+    class Local:
+        by = value
+
+    return Local()
+
+
+@pytest.mark.parametrize("make", [Held, Slotted, Listed, local_class])
+def test_a_digest_sees_what_an_object_holds(make: Any) -> None:
+    assert fingerprint([make(1)]) == fingerprint([make(1)])
+    assert fingerprint([make(1)]) != fingerprint([make(2)])
+    cycle, other = make(1), make(1)
+    if make is Held:
+        cycle.value, other.value = cycle, other
+        assert fingerprint(cycle) == fingerprint(other)
+        assert fingerprint(make(LOCK)) != fingerprint(make(LOCK))
+
+
+def test_a_lock_of_the_module_does_not_matter() -> None:
+    assert fingerprint(uses_a_lock) == fingerprint(uses_a_lock)
 
 
 # ---- errors -----------------------------------------------------------------------------------
@@ -321,8 +419,13 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
     for empty in ([], iter([])):
         with pytest.raises(EmptyError, match="no inputs"):
             optimize(one, empty, path)
-    with pytest.raises(SourceError, match="declare schema="):
-        optimize(lambda _: None, range(3), path, num_workers=0)
+    for inputs in (range(600), iter(range(600))):
+        with pytest.raises(SourceError, match=r"no row came from .*: declare schema="):
+            optimize(lambda _: None, inputs, path, num_workers=0)
+    with (
+        pytest.raises(SourceError, match="50 inputs were skipped, the first is 0: ZeroDivision"),
+    ):
+        optimize(lambda n: n // 0, range(50), path, num_workers=0, on_error="skip")
     assert not path.exists()
 
 
@@ -333,15 +436,18 @@ def numbers(count: int) -> Any:
     yield from range(count)
 
 
+def measure_of(source: IterableSource, seconds: float) -> Measure:
+    return Measure(taken(source), 10 * source.taken, seconds)
+
+
 def test_an_iterable() -> None:
     assert rows_of(IterableSource(several, numbers(500))) == expected(range(500))
 
 
 def test_shards_of_a_stream_grow() -> None:
     source = IterableSource(one, numbers(100_000))
-    source.first()
-    sizes = [unit.place[0] for shard in source.rest(Measure(16, 160, 0.2)) for unit in shard.units]
-    lengths = np.diff(sizes)
+    measure = measure_of(source, 1.7)
+    lengths = np.diff([s.units[0].place[0] for s in source.rest(measure)])
     assert lengths[0] == 160
     assert lengths[-1] > 2000
 
@@ -355,10 +461,36 @@ def test_a_stream_is_pulled_only_as_asked() -> None:
             yield i
 
     source = IterableSource(one, inputs())
-    source.first()
-    assert len(pulled) == 16
-    next(source.rest(Measure(16, 160, 16.1)))
-    assert len(pulled) < 80
+    measure = measure_of(source, 256.1)
+    assert len(pulled) == 256
+    next(source.rest(measure))
+    assert len(pulled) < 300
+
+
+def test_a_stream_that_comes_slowly_is_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("destrier.jobs.streams._WAIT_SECONDS", 0.0)
+    stream = Stream(numbers(100))
+    assert stream.chunk(50) == (0, [pickle.dumps(0, protocol=5)])
+    chunk = stream.chunk(50, 5)
+    assert chunk is not None
+    assert [pickle.loads(data) for data in chunk[1]] == [1, 2, 3, 4, 5]
+    stream.give_back(chunk[1][2:])
+    chunk = stream.chunk(4, 4)
+    assert chunk is not None
+    assert (chunk[0], [pickle.loads(data) for data in chunk[1]]) == (3, [3, 4, 5, 6])
+
+
+def test_a_queue_that_is_quiet_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("destrier.jobs.streams._WAIT_SECONDS", 0.05)
+    for q in (queue.Queue[Any](), queue.SimpleQueue[Any]()):
+        for i in range(20):
+            q.put(i)
+        stream = Stream(q)
+        chunk = stream.chunk(256, 16)
+        assert chunk is not None
+        assert len(chunk[1]) == 20
+        q.put(ALL_DONE)
+        assert stream.chunk(256) is None
 
 
 def test_large_inputs_travel_in_small_numbers() -> None:
@@ -373,6 +505,10 @@ def test_an_input_that_fails_to_come_or_go() -> None:
 
     with pytest.raises(SourceError, match="input 1 could not be had: OSError: gone"):
         rows_of(IterableSource(one, inputs()))
+    empty = queue.Queue[int]()
+    own = (i if i < 2 else empty.get(timeout=0) for i in range(9))
+    with pytest.raises(SourceError, match="input 2 could not be had: Empty"):
+        rows_of(IterableSource(one, own))
     with pytest.raises(SourceError, match=r"input 0 \(lock\) cannot be sent"):
         rows_of(IterableSource(one, iter([threading.Lock()])))
 
@@ -448,6 +584,37 @@ def test_append_and_overwrite(tmp_path: Path) -> None:
     assert read(path) == [{"n": 7}, {"n": 8}]
 
 
+def test_the_first_rows_may_be_far(tmp_path: Path) -> None:
+    def function(number: int) -> Any:
+        if number == 3:
+            raise ValueError("bad")
+        return {"n": number} if number % 1000 == 900 else None
+
+    for inputs in (range(5000), numbers(5000)):
+        path = tmp_path / f"{type(inputs).__name__}.lance"
+        with pytest.warns(DestrierWarning, match="1 inputs were skipped"):
+            written = optimize(function, inputs, path, num_workers=0, on_error="skip")
+        assert read(path) == [{"n": i} for i in range(900, 5000, 1000)]
+        assert (written.rows, written.rows_read) == (5, 5)
+        assert written.skipped == ((3, "ValueError: bad"),)
+
+
+def test_a_function_runs_on_one_thread(tmp_path: Path) -> None:
+    def function(number: int) -> Any:
+        import sqlite3
+
+        known = vars(function)
+        if "connection" not in known:
+            known["connection"] = sqlite3.connect(":memory:")
+        return {"n": known["connection"].execute("select ?", (number,)).fetchone()[0]}
+
+    for workers in (0, 1):
+        path = tmp_path / f"{workers}.lance"
+        optimize(function, range(20_000), path, num_workers=workers)
+        vars(function).clear()
+        assert lance.dataset(path).count_rows() == 20_000
+
+
 def test_skipped_inputs_are_reported(tmp_path: Path) -> None:
     with pytest.warns(DestrierWarning, match="2 inputs were skipped: 49: KeyError"):
         written = optimize(fails, range(100), tmp_path / "t.lance", num_workers=0, on_error="skip")
@@ -470,7 +637,7 @@ def test_a_killed_job_goes_on_where_it_stopped(tmp_path: Path) -> None:
             os.kill(os.getpid(), 9)
         (calls / f"{number}-{os.getpid()}").touch()
         if number < 64:
-            time.sleep(0.005)  # so that the others come in more than one shard
+            time.sleep(0.03)  # so that the others come in more than one shard
         return {"n": number}
 
     path = tmp_path / "t.lance"

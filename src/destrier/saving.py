@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import lance
 import pyarrow as pa
@@ -17,8 +19,11 @@ from destrier.table import Table, open_table, redact
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Place", "find_place", "on_one_thread"]
+__all__ = ["Place", "find_place", "hand_over", "on_one_thread"]
 
+T = TypeVar("T")
+
+_AHEAD = 2  # batches that wait to be written
 _NOT_FOUND = ("was not found", "Table not found")  # what Lance and LanceDB say of no table
 
 
@@ -125,6 +130,103 @@ def _refuse(uri: str) -> None:
                 f"a permutation cannot be saved at {scheme}, because workers and other ranks "
                 "could not read it there: pass a path, or the URI of a bucket"
             )
+
+
+def hand_over(
+    batches: Iterator[pa.RecordBatch], write: Callable[[Iterator[pa.RecordBatch]], T]
+) -> T:
+    """Make batches on this thread and write them on another, a few batches behind.
+
+    What makes them may belong to the thread that it began on, as a connection to a database does,
+    while Lance asks for each batch from another of its threads.
+
+    Args:
+        batches: An iterator; it is closed.
+        write: Called on the other thread with the same batches.
+
+    Returns:
+        What it returned.
+
+    Raises:
+        BaseException: What ``batches`` raised, or else ``write``. The thread has ended then.
+    """
+    belt = _Belt()
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            results.append(write(iter(belt.take, None)))
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            belt.drop()
+
+    thread = threading.Thread(target=work, name="destrier-save", daemon=True)
+    thread.start()
+    try:
+        for batch in batches:
+            if not belt.put(batch):
+                break
+        belt.end()
+        thread.join()
+    except BaseException as error:
+        belt.fail(error)
+        thread.join()
+        raise
+    finally:
+        close = getattr(batches, "close", None)
+        if close is not None:
+            close()
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+class _Belt:
+    """Takes batches from one thread to another, few at a time."""
+
+    def __init__(self) -> None:
+        self._batches: deque[pa.RecordBatch] = deque()
+        self._changed = threading.Condition()
+        self._ended = False
+        self._dropped = False
+        self._error: BaseException | None = None
+
+    def put(self, batch: pa.RecordBatch) -> bool:
+        """Wait until there is room; whether anybody will take it."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._dropped or len(self._batches) < _AHEAD)
+            self._batches.append(batch)
+            self._changed.notify_all()
+            return not self._dropped
+
+    def take(self) -> pa.RecordBatch | None:
+        """The next one, or None at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or self._error or self._batches)
+            if self._error is not None:
+                raise RuntimeError("the rows end here, by an error") from self._error
+            batch = self._batches.popleft() if self._batches else None
+            self._changed.notify_all()
+            return batch
+
+    def end(self) -> None:
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()
+
+    def drop(self) -> None:
+        """Nobody takes anything any more."""
+        with self._changed:
+            self._dropped = True
+            self._batches.clear()
+            self._changed.notify_all()
 
 
 def on_one_thread(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -117,7 +117,8 @@ def verify(
         options=options,
     )
     table = open_table(dst, storage_options=storage_options)
-    shards = [source.first(), *source.rest(Measure(1, 1, 1.0))]
+    rest = source.rest(Measure(1, 1, 1.0))
+    shards = [source.first(), *(shard for shard in rest if shard is not None)]
     schema = _schema(source, shards)
     num_workers = Crew.size_for(num_workers, len(shards))
     with progress("verifying", source.total_rows) as note:

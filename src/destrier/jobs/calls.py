@@ -50,6 +50,7 @@ class Calls:
         failures: Where the skipped ones are noted.
 
     Attributes:
+        given: Whether there was a row yet.
         raised: The error that ended it, which names an input.
     """
 
@@ -64,6 +65,7 @@ class Calls:
         self._inputs = inputs
         self._skip = on_error == "skip"
         self._failures = failures
+        self.given = False
         self.raised: SourceError | None = None
         # from here on every row is of the next input, or all are of one
         self._starts = array("q")
@@ -84,6 +86,7 @@ class Calls:
                 if number - row != shift:
                     self._note(row, number, many=False)
                     shift = number - row
+                    self.given = True
                 row += 1
                 yield result
                 continue
@@ -93,6 +96,7 @@ class Calls:
             shift = None
             for made in self._several(result, number):
                 row += made.num_rows if isinstance(made, pa.RecordBatch | pa.Table) else 1
+                self.given = row > 0
                 yield made
 
     def _note(self, row: int, number: int, *, many: bool) -> None:

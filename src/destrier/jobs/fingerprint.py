@@ -8,6 +8,7 @@ import hashlib
 import io
 import pickle
 import types
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,12 +23,17 @@ def fingerprint(*values: Any) -> str:
     """A digest of values that is the same in another process.
 
     Functions are named by module, name, code, defaults, the values that they close over and what
-    they use of their own module; comments and line numbers do not matter. Inputs count by value.
-    A value that cannot be pickled counts by its type.
+    they use of their own module; comments and line numbers do not matter. Inputs count by value,
+    objects that cannot be pickled by what they hold. What does not tell that either, such as a lock
+    or an open file, gives a digest that no other has; but where a function only uses it from its
+    own module, it counts by its type, for each process makes its own.
     """
     digest = _Digest()
-    for value in values:
-        digest.add(value)
+    try:
+        for value in values:
+            digest.add(value)
+    except RecursionError:  # nested too deeply
+        digest.put(uuid.uuid4().bytes)
     return digest.hash.hexdigest()
 
 
@@ -97,17 +103,33 @@ class _Digest:
         if isinstance(value, types.FunctionType | type) and _module(value) != _module(function):
             self.put(_module(value), value.__qualname__)
         else:
-            self.add(value)
+            self._own(value)
+
+    def _own(self, value: Any) -> None:
+        """What a module or class has at hand."""
+        opaque = not isinstance(value, _NAMED) and _parts(value) is None
+        self.add(type(value) if opaque else value)
 
     def _class(self, kind: type) -> None:
         if not self._once(kind, "class"):
             return
         self.put(_module(kind), kind.__qualname__)
-        if _module(kind) == "__main__":  # it may have been edited
-            for name, value in sorted(vars(kind).items()):
-                if isinstance(value, types.FunctionType):
-                    self.put(name)
-                    self.add(value)
+        if _module(kind) != "__main__" and "<locals>" not in kind.__qualname__:
+            return
+        self.add(kind.__bases__)  # it may have been edited, or be one of several
+        for name, value in sorted(vars(kind).items()):
+            if isinstance(value, staticmethod | classmethod):
+                self.put(name)
+                self._own(value.__func__)
+            elif isinstance(value, property):
+                self.put(name)
+                self.add([value.fget, value.fset])
+            elif isinstance(value, types.FunctionType) or not (
+                # what Python makes with every class
+                name.startswith(("__", "_abc_")) or hasattr(type(value), "__get__")
+            ):
+                self.put(name)
+                self._own(value)
 
     def _code(self, code: types.CodeType) -> None:
         self.put(code.co_code, code.co_names, code.co_varnames, code.co_freevars)
@@ -152,9 +174,8 @@ class _Digest:
             self.put(kind.__name__, value)
             return
         self.add(kind)
-        state = getattr(value, "__dict__", None)
-        if kind.__module__ == "__main__" and state is not None:
-            self._container(state)
+        if kind.__module__ == "__main__":  # it may hold what has been edited
+            self._opened(value)
             return
         if isinstance(getattr(value, "__wrapped__", None), types.FunctionType):
             self.add(value.__wrapped__)
@@ -162,9 +183,23 @@ class _Digest:
         try:
             self.put(_pickled(value))
         except Exception:
-            self.put("not picklable")
+            self._opened(value)
+
+    def _opened(self, value: Any) -> None:
+        """What an object holds that cannot be pickled as it is."""
+        if id(value) in self.inside:
+            self.put("itself")
+            return
+        parts = _parts(value)
+        if parts is None:
+            self.put(uuid.uuid4().bytes)
+            return
+        self.inside.add(id(value))
+        self.add(parts)
+        self.inside.discard(id(value))
 
 
+_NAMED = (types.FunctionType, types.MethodType, types.ModuleType, type)
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
@@ -178,6 +213,22 @@ def _pickled(value: Any) -> bytes:
     except (ValueError, RecursionError):  # it refers to itself
         return pickle.dumps(value, protocol=4)
     return stream.getvalue()
+
+
+def _parts(value: Any) -> list[Any] | None:
+    """What pickle would make an object of, or None if it could not."""
+    try:
+        reduced = value.__reduce_ex__(4)
+        if isinstance(reduced, str):
+            return [reduced]
+        make, *parts = reduced
+        # a function of C is known by its name; lists and dicts come as iterators
+        return [
+            make.__qualname__ if isinstance(make, types.BuiltinFunctionType) else make,
+            *(list(part) if isinstance(part, Iterator) else part for part in parts),
+        ]
+    except Exception:
+        return None
 
 
 def _module(value: Any) -> str:

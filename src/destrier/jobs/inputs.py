@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
@@ -18,7 +19,11 @@ from destrier.writing.source import Measure, Shard, Source, Unit
 
 __all__ = ["IterableSource", "SequenceSource"]
 
-_FIRST = 16  # few, since one worker does them while the others wait
+# The first shard: few inputs, since one worker does them while the others wait, but enough to tell
+# the types of the rows.
+_FIRST = 256
+_FIRST_SECONDS = 1.0  # after the first input, with which much may be loaded
+_FIRST_LEAST = 16
 _SHARD_BYTES = 256 << 20  # of rows
 _SHARD_SECONDS = 60.0
 _LEAST_SECONDS = 1.0
@@ -59,6 +64,7 @@ class _FunctionSource(Source):
 
     Attributes:
         failures: Number and error of the inputs that were skipped while reading.
+        taken: Number of inputs of the unit that was read last.
     """
 
     def __init__(
@@ -72,6 +78,7 @@ class _FunctionSource(Source):
         self._schema = RowEncoder(schema).schema  # which checks it
         self._on_error = on_error
         self.failures: list[tuple[int, str]] = []
+        self.taken = 0
 
     @property
     def schema(self) -> pa.Schema | None:
@@ -89,7 +96,7 @@ class _FunctionSource(Source):
             schema = self._schema
         encoder = RowEncoder(schema, declared=self._schema is not None)
         function = self._job.parts()[0]
-        rows = Calls(function, self._inputs(unit), self._on_error, self.failures)
+        rows = Calls(function, self._taken(unit, lambda: rows.given), self._on_error, self.failures)
         try:
             yield from encoder.batches(rows, name=rows.name)
         except SourceError as error:
@@ -97,8 +104,30 @@ class _FunctionSource(Source):
                 error.row = rows.place(error.row)[0]
             raise
 
+    def _taken(
+        self, unit: Unit, given: Callable[[], bool]
+    ) -> Iterator[tuple[int, Callable[[], Any]]]:
+        """The inputs of a unit; of the first one no more than it takes to know the rows."""
+        self.taken = 0
+        least = unit.place[2]
+        late = float("inf")
+        for item in self._inputs(unit):
+            if least is not None and self.taken:
+                now = time.monotonic()
+                if self.taken == 1:
+                    late = now + _FIRST_SECONDS
+                enough = self.taken >= _FIRST or (now > late and self.taken >= least)
+                if enough and (given() or self._schema is not None):
+                    return
+            self.taken += 1
+            yield item
+
     def _inputs(self, unit: Unit) -> Iterator[tuple[int, Callable[[], Any]]]:
         raise NotImplementedError
+
+    def more(self, skipped: list[tuple[int, str]]) -> bool:  # noqa: ARG002 - of a stream
+        """Whether there are inputs after a first shard that gave no row."""
+        return False
 
 
 class SequenceSource(_FunctionSource):
@@ -141,8 +170,11 @@ class SequenceSource(_FunctionSource):
         return fingerprint(*self._job.parts(), schema, self._on_error)
 
     def first(self) -> Shard:
-        """The first few inputs."""
-        return Shard(0, (self._unit(0, min(self._count, _FIRST), 0),))
+        """The first few inputs, and as many more as it takes to get a row.
+
+        How many is found out while they are read, and told by the measure.
+        """
+        return Shard(0, (self._unit(0, self._count, 0, min(_FIRST_LEAST, -(-self._count // 16))),))
 
     def rest(self, measure: Measure) -> Iterator[Shard]:
         """The others, in shards of even length.
@@ -151,11 +183,11 @@ class SequenceSource(_FunctionSource):
         have even shares and little is lost when one is killed; but a table of many inputs does not
         come in crumbs, and the rows of a shard stay below 256 MiB.
         """
-        first = min(self._count, _FIRST)
+        first = measure.rows
         rest = self._count - first
         if not rest:
             return
-        seconds, nbytes = _each(measure, first)
+        seconds, nbytes = _each(measure)
         length = max(rest / _SHARDS, _LEAST_SECONDS / seconds)
         length = max(min(length, _SHARD_SECONDS / seconds), rest / _MOST_SHARDS)
         length = max(1.0, min(length, _SHARD_BYTES / nbytes))
@@ -165,18 +197,20 @@ class SequenceSource(_FunctionSource):
             stop = first + (index + 1) * rest // shards
             yield Shard(index + 1, (self._unit(start, stop, int(nbytes * (stop - start))),))
 
-    def _unit(self, start: int, stop: int, nbytes: int) -> Unit:
+    def _unit(self, start: int, stop: int, nbytes: int, least: int | None = None) -> Unit:
         name = f"inputs {start} to {stop - 1}"
-        return Unit(name, None, nbytes, (start, stop), inputs=stop - start)
+        return Unit(name, None, nbytes, (start, stop, least), inputs=stop - start)
 
     def _inputs(self, unit: Unit) -> Iterator[tuple[int, Callable[[], Any]]]:
         inputs = self._job.parts()[1]
-        for number in range(*unit.place):
+        start, stop, _ = unit.place
+        for number in range(start, stop):
             yield number, lambda: inputs[number]  # noqa: B023 - called before the next one
 
 
-def _each(measure: Measure, inputs: int) -> tuple[float, float]:
+def _each(measure: Measure) -> tuple[float, float]:
     """Seconds and bytes that an input takes."""
+    inputs = max(measure.rows, 1)
     seconds = max((measure.seconds - _START_SECONDS) / inputs, _LEAST_EACH)
     return seconds, max(measure.nbytes, 1) / inputs
 
@@ -203,10 +237,12 @@ class IterableSource(_FunctionSource):
     ) -> None:
         super().__init__(_Job(fn), schema, on_error)
         self._stream: Stream | None = Stream(inputs)
+        self._first: tuple[int, list[bytes]] | None = None
+        self._before: list[tuple[int, str]] = []  # inputs skipped before the first shard
         self._name = type(inputs).__name__
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_stream": None}
+        return {**self.__dict__, "_stream": None, "_first": None}
 
     @property
     def shown(self) -> str:
@@ -218,36 +254,54 @@ class IterableSource(_FunctionSource):
         return uuid.uuid4().hex
 
     def first(self) -> Shard:
-        """The first few inputs."""
-        shard = self._next(0, _FIRST, 0)
-        if shard is None:
+        """The first few inputs; what is not needed of them to know the rows comes again."""
+        if self._first is None and not self.more([]):
             raise EmptyError("there are no inputs")
-        return shard
+        assert self._first is not None
+        start, pulled = self._first
+        return self._shard(0, start, pulled, 0, _FIRST_LEAST)
 
-    def rest(self, measure: Measure) -> Iterator[Shard]:
+    def more(self, skipped: list[tuple[int, str]]) -> bool:
+        """Go on to the next inputs, after a first shard that gave no row; whether there are any.
+
+        Args:
+            skipped: Number and error of the inputs that were skipped so far.
+        """
+        assert self._stream is not None
+        self._before = skipped
+        self._first = self._stream.chunk(_FIRST, _FIRST_LEAST)
+        return self._first is not None
+
+    def rest(self, measure: Measure) -> Iterator[Shard | None]:
         """The others as they come, in shards that grow with what has come."""
         assert self._stream is not None
-        seconds, nbytes = _each(measure, self._stream.count)
+        assert self._first is not None
+        self._stream.give_back(self._first[1][measure.rows :])
+        self._first = None
+        seconds, nbytes = _each(measure)
         index = 1
         while True:
             length = max(self._stream.count / _SHARDS, _LEAST_SECONDS / seconds)
             length = min(length, _SHARD_SECONDS / seconds, _SHARD_BYTES / nbytes)
-            shard = self._next(index, max(1, int(length)), nbytes)
-            if shard is None:
+            chunk = self._stream.chunk(max(1, int(length)), 0)
+            if chunk is None:
                 return
-            yield shard
+            if not chunk[1]:
+                yield None
+                continue
+            yield self._shard(index, *chunk, nbytes)
             index += 1
 
-    def _next(self, index: int, most: int, nbytes: float) -> Shard | None:
-        assert self._stream is not None
-        chunk = self._stream.chunk(most)
-        if chunk is None:
-            return None
-        start, pulled = chunk
+    def _shard(
+        self, index: int, start: int, pulled: list[bytes], nbytes: float, least: int | None = None
+    ) -> Shard:
         name = f"inputs {start} to {start + len(pulled) - 1}"
-        return Shard(index, (Unit(name, None, int(nbytes * len(pulled)), (start, pulled)),))
+        place = (start, pulled, least)
+        return Shard(index, (Unit(name, None, int(nbytes * len(pulled)), place),))
 
     def _inputs(self, unit: Unit) -> Iterator[tuple[int, Callable[[], Any]]]:
-        start, pulled = unit.place
+        start, pulled, least = unit.place
+        if least is not None:
+            self.failures.extend(self._before)
         for number, data in enumerate(pulled, start):
             yield number, lambda: pickle.loads(data)  # noqa: B023, S301 - pickled by our parent

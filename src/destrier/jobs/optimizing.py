@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -11,6 +12,7 @@ import pyarrow as pa
 from destrier.errors import ArgumentError
 from destrier.jobs.inputs import IterableSource, SequenceSource
 from destrier.jobs.streams import ALL_DONE, is_sequence
+from destrier.writing.shards import NoRowsError
 from destrier.writing.write import Written, write_table
 
 __all__ = ["ALL_DONE", "optimize"]
@@ -70,12 +72,20 @@ def optimize(
     if schema is not None and not isinstance(schema, pa.Schema):
         raise ArgumentError(f"schema must be a pyarrow.Schema, got a {type(schema).__name__}")
     kind = SequenceSource if is_sequence(inputs) else IterableSource
-    return write_table(
-        kind(fn, inputs, schema, on_error),
-        uri,
-        num_workers=num_workers,
-        mode=mode,
-        restart=restart,
-        compression=compression,
-        storage_options=storage_options,
-    )
+    source = kind(fn, inputs, schema, on_error)
+    while True:
+        try:
+            written = write_table(
+                source,
+                uri,
+                num_workers=num_workers,
+                mode=mode,
+                restart=restart,
+                compression=compression,
+                storage_options=storage_options,
+            )
+        except NoRowsError as error:
+            if not source.more(error.skipped):
+                raise
+        else:
+            return replace(written, rows_read=written.rows)  # the writer counts inputs

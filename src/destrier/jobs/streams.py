@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+import queue
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +17,7 @@ from destrier.jobs.calls import failure
 __all__ = ["ALL_DONE", "Stream", "is_sequence"]
 
 _PULLED_BYTES = 32 << 20  # of inputs that travel to a worker at once
+_WAIT_SECONDS = 1.0  # for them, where they come slowly
 
 
 class _AllDone:
@@ -80,12 +84,22 @@ class Stream:
     """
 
     def __init__(self, inputs: Any) -> None:
-        self._items = iter(inputs) if hasattr(inputs, "__iter__") else _queued(inputs)
+        self._take = iter(inputs).__next__ if hasattr(inputs, "__iter__") else _queued(inputs)
+        self._timed = not hasattr(inputs, "__iter__") and _has_timeout(inputs)
+        self._returned: list[bytes] = []  # the last one comes first
         self.count = 0
         self.ended = False
 
-    def chunk(self, most: int) -> tuple[int, list[bytes]] | None:
-        """Number of the first and all of the next inputs, as many as are asked for at most.
+    def chunk(self, most: int, least: int = 1) -> tuple[int, list[bytes]] | None:
+        """Number of the first and all of the next inputs.
+
+        Args:
+            most: How many at most.
+            least: So many are waited for; of more, those that come in about a second. (An iterable
+                is not left while it makes one.) 0 waits for none.
+
+        Returns:
+            None at the end. There may be none yet.
 
         Raises:
             SourceError: If the next one cannot be had or sent.
@@ -93,25 +107,59 @@ class Stream:
         start = self.count
         pulled: list[bytes] = []
         held = 0
-        while len(pulled) < most and held < _PULLED_BYTES and not self.ended:
-            try:
-                item = next(self._items)
-            except StopIteration:
-                self.ended = True
+        until = time.monotonic() + _WAIT_SECONDS
+        while len(pulled) < most and held < _PULLED_BYTES:
+            left = None if len(pulled) < least else until - time.monotonic()
+            if left is not None and left < 0:
                 break
-            except Exception as error:
-                raise SourceError(
-                    f"input {self.count} could not be had: {failure(error)}", row=self.count
-                ) from error
-            pulled.append(_pickled(item, self.count))
-            held += len(pulled[-1])
+            data = self._next(left)
+            if data is None:
+                break
+            pulled.append(data)
+            held += len(data)
             self.count += 1
-        return (start, pulled) if pulled else None
+        return (start, pulled) if pulled or not (self.ended and not self._returned) else None
+
+    def give_back(self, pulled: list[bytes]) -> None:
+        """Take the last inputs of the last chunk again; they come with the next one."""
+        self._returned.extend(reversed(pulled))
+        self.count -= len(pulled)
+
+    def _next(self, seconds: float | None) -> bytes | None:
+        """The next input, or None at the end; or if it does not come in time, from a queue."""
+        if self._returned:
+            return self._returned.pop()
+        if self.ended:
+            return None
+        try:
+            item = self._take(timeout=seconds) if self._timed else self._take()
+        except StopIteration:
+            self.ended = True
+            return None
+        except Exception as error:
+            if isinstance(error, queue.Empty) and self._timed and seconds is not None:
+                return None
+            raise SourceError(
+                f"input {self.count} could not be had: {failure(error)}", row=self.count
+            ) from error
+        return _pickled(item, self.count)
 
 
-def _queued(inputs: Any) -> Iterator[Any]:
-    while (item := inputs.get()) is not ALL_DONE:
-        yield item
+def _queued(inputs: Any) -> Callable[..., Any]:
+    def take(**options: Any) -> Any:
+        item = inputs.get(**options)
+        if item is ALL_DONE:
+            raise StopIteration
+        return item
+
+    return take
+
+
+def _has_timeout(inputs: Any) -> bool:
+    try:
+        return "timeout" in inspect.signature(inputs.get).parameters
+    except (TypeError, ValueError):
+        return False
 
 
 def _pickled(item: Any, number: int) -> bytes:

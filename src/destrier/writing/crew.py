@@ -7,7 +7,6 @@ its main part, and functions of a script or notebook, lambdas and closures reach
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pickle
 import queue
@@ -34,13 +33,18 @@ Note: TypeAlias = Callable[[int], None]
 Work: TypeAlias = Callable[[Any, Note], Any]
 """What a worker does: from a task to its result; both cross between processes."""
 
+# The working folder, which "" stands for, may hold modules that are named like Python's own: the
+# first imports do without it.
 _BOOT = (
-    "import json, sys\n"
-    "sys.path[:] = json.loads(sys.argv[2])\n"
+    "import sys\n"
+    "sys.path[:] = filter(None, sys.argv[2:])\n"
     "from destrier.writing.crew import serve\n"
-    "serve(int(sys.argv[1]))\n"
+    "sys.path[:] = sys.argv[2:]\n"
+    "del sys.argv[2:]\n"
+    "serve(int(sys.argv.pop()))\n"
 )
 _NOTE_SECONDS = 0.2
+_END = object()  # of the tasks
 _STOP_SECONDS = 5
 
 
@@ -85,6 +89,12 @@ class Crew:
     def __exit__(self, kind: object, *_: object) -> None:
         self.close(at_once=kind is not None)
 
+    def hire(self, tasks: int | None = None) -> None:
+        """Start the workers for so many tasks, or all, before the first task needs them."""
+        count = self.num_workers if tasks is None else min(tasks, self.num_workers)
+        while len(self._members) < count:
+            self._hire()
+
     @staticmethod
     def size_for(num_workers: int | None, tasks: int) -> int | None:
         """The number of workers for so many tasks, where it was left open.
@@ -96,40 +106,43 @@ class Crew:
     def run(self, tasks: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         """Do tasks; yields the number and result of each when it is done, in no order.
 
-        Tasks are asked for only when a worker is free.
+        Args:
+            tasks: Asked for only when a worker is free. None is no task: nothing has come yet, so
+                the workers are heard before it is asked again.
 
         Raises:
             WorkerError: If a worker died; the others are stopped.
             Exception: What a task raised; the others are stopped.
         """
-        numbered = enumerate(tasks)
         if not self.num_workers:
-            for number, task in numbered:
+            there = (task for task in tasks if task is not None)
+            for number, task in enumerate(there):
                 yield number, self._work(task, self._on_note)
             return
         try:
-            yield from self._spread(numbered)
+            yield from self._spread(iter(tasks))
         except BaseException:
             self.close(at_once=True)
             raise
 
-    def _spread(self, numbered: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+    def _spread(self, tasks: Iterator[Any]) -> Iterator[tuple[int, Any]]:
         idle = list(self._members)
         busy: dict[Connection, tuple[_Member, int]] = {}
-        more = True
+        more, number = True, 0
         while more or busy:
-            while more and (idle or len(self._members) < self.num_workers):
-                following = next(numbered, None)
-                if following is None:
-                    more = False
-                    break
+            quiet = False
+            while more and not quiet and (idle or len(self._members) < self.num_workers):
+                task = next(tasks, _END)
+                more, quiet = task is not _END, task is None
+                if not more or quiet:
+                    continue
                 member = idle.pop() if idle else self._hire()
-                number, task = following
                 member.send(task)
                 busy[member.connection] = (member, number)
-            for ready in wait(list(busy)) if busy else ():
+                number += 1
+            for ready in wait(list(busy), 0 if quiet else None) if busy else ():
                 assert isinstance(ready, Connection)
-                member, number = busy[ready]
+                member, done = busy[ready]
                 kind, value = member.receive()
                 if kind == "note":
                     self._on_note(value)
@@ -139,7 +152,7 @@ class Crew:
                 if kind == "raised":
                     error, trace = value
                     raise error from RemoteTraceback(trace)
-                yield number, value
+                yield done, value
 
     def _hire(self) -> _Member:
         if self._job is None:
@@ -166,13 +179,17 @@ class Crew:
         self._members.clear()
 
 
+def _path() -> list[str]:
+    return [entry for entry in sys.path if isinstance(entry, str)]
+
+
 class _Member:
     def __init__(self, job: bytes, crew: int) -> None:
         ours, theirs = socket.socketpair()
         share = max(1, default_workers() // crew)
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter
-                [sys.executable, "-c", _BOOT, str(theirs.fileno()), json.dumps(sys.path)],
+                [sys.executable, "-c", _BOOT, str(theirs.fileno()), *_path()],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={"LANCE_CPU_THREADS": str(share), **os.environ},

@@ -14,14 +14,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from destrier.errors import DestrierError, SourceError, WriteError
-from destrier.saving import on_one_thread
+from destrier.saving import hand_over
 from destrier.table import lance_call, redact
 from destrier.writing.crew import Note
 from destrier.writing.filtering import RowFilter
 from destrier.writing.layout import Layout
 from destrier.writing.source import Shard, Source, Unit
 
-__all__ = ["Done", "ShardWriter"]
+__all__ = ["Done", "NoRowsError", "ShardWriter"]
 
 _SAMPLE_BYTES = 32 << 20  # of the first shard, by which the layout is chosen
 _FRAGMENT_BYTES = 256 << 20
@@ -31,9 +31,36 @@ _Part: TypeAlias = "tuple[pa.RecordBatch, str, NDArray[np.int64] | None]"
 """Rows, the name of their unit, and their numbers in it if they are stored."""
 
 
+class NoRowsError(SourceError):
+    """The first shard gave no row, and the columns are not declared.
+
+    Attributes:
+        skipped: Number and error of each input that was skipped.
+    """
+
+    def __init__(self, message: str, skipped: list[tuple[int, str]]) -> None:
+        super().__init__(message)
+        self.skipped = skipped
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (*self.args, self.skipped)
+
+
 @dataclass(frozen=True)
 class Done:
-    """A finished shard."""
+    """A finished shard.
+
+    Attributes:
+        index: Its number.
+        fragments: What was written, as Lance's JSON.
+        rows_in: Number of rows that were read, or of inputs of a function.
+        rows_out: Number of rows that were written.
+        noted: What was noted of its progress.
+        nbytes: Size of the rows that were written.
+        seconds: What it took.
+        skipped: Number and error of each input that was skipped.
+        layout: Of the table.
+    """
 
     index: int
     fragments: list[str]
@@ -102,7 +129,6 @@ class _ShardRun:
     noted: int = 0
     nbytes: int = 0
     skipped: list[tuple[int, str]] = field(default_factory=list)
-    failure: BaseException | None = None
     known: pa.Schema | None = None  # of the source's batches
 
     def write(self) -> Done:
@@ -113,38 +139,36 @@ class _ShardRun:
         first = self._sample(parts) if self.layout is None else []
         layout = self.layout
         assert layout is not None
+        secrets = tuple((self.job.storage_options or {}).values())
 
         def stored() -> Iterator[pa.RecordBatch]:
-            try:
-                while first:
-                    yield self._stored(layout, *first.pop(0))
-                for part in parts:
-                    yield self._stored(layout, *part)
-            except BaseException as error:
-                self.failure = error  # Lance would raise another one of its text
-                raise
+            while first:
+                yield self._stored(layout, *first.pop(0))
+            for part in parts:
+                yield self._stored(layout, *part)
 
-        reader = pa.RecordBatchReader.from_batches(layout.stored, on_one_thread(stored()))
-        try:
-            fragments = lance_call(
-                f"writing {redact(self.job.uri)}",
-                lambda: write_fragments(
-                    reader,
-                    self.job.uri,
-                    schema=layout.stored,
-                    mode="create",
-                    max_rows_per_file=max(1, int(_FRAGMENT_BYTES // layout.row_bytes)),
-                    max_rows_per_group=1024,
-                    data_storage_version=self.job.version,
-                    storage_options=dict(self.job.storage_options or {}) or None,
-                    allow_external_blob_outside_bases=True,
-                ),
-                tuple((self.job.storage_options or {}).values()),
-            )
-        except DestrierError as error:
-            if self.failure is not None:
-                raise self.failure from None
-            raise _cause(str(error)) from error
+        def write(batches: Iterator[pa.RecordBatch]) -> Any:
+            reader = pa.RecordBatchReader.from_batches(layout.stored, batches)
+            try:
+                return lance_call(
+                    f"writing {redact(self.job.uri)}",
+                    lambda: write_fragments(
+                        reader,
+                        self.job.uri,
+                        schema=layout.stored,
+                        mode="create",
+                        max_rows_per_file=max(1, int(_FRAGMENT_BYTES // layout.row_bytes)),
+                        max_rows_per_group=1024,
+                        data_storage_version=self.job.version,
+                        storage_options=dict(self.job.storage_options or {}) or None,
+                        allow_external_blob_outside_bases=True,
+                    ),
+                    secrets,
+                )
+            except DestrierError as error:
+                raise _cause(str(error)) from error
+
+        fragments = hand_over(stored(), write)
         fragments = [f for f in fragments if f.physical_rows]
         written = sum(f.physical_rows for f in fragments)
         if written != self.rows_out:
@@ -174,10 +198,13 @@ class _ShardRun:
                 break
         schema = self.known
         if schema is None:
-            raise SourceError(
-                f"{self.job.source.shown} gives no row at first, so the columns are not known: "
-                "declare schema="
-            )
+            text = f"no row came from {self.job.source.shown}, so the columns are not known"
+            if self.skipped:
+                number, error = self.skipped[0]
+                text += (
+                    f" ({len(self.skipped)} inputs were skipped, the first is {number}: {error})"
+                )
+            raise NoRowsError(f"{text}: declare schema=", self.skipped)
         layout = Layout.choose(
             schema,
             [batch for batch, _, _ in first],
@@ -215,9 +242,10 @@ class _ShardRun:
                 count += batch.num_rows
                 if unit.inputs is None:
                     self._note(batch.num_rows)
+            taken = getattr(self.job.source, "taken", None)
             if unit.inputs is not None:
-                self._note(unit.inputs)
-            self.rows_in += count
+                self._note(unit.inputs if taken is None else taken)
+            self.rows_in += count if taken is None else taken
             failures = getattr(self.job.source, "failures", None)
             if failures:
                 self.skipped.extend(failures)

@@ -59,6 +59,10 @@ class Unit:
         place: What the source needs to read it; picklable.
         inputs: Number of inputs of a function that makes rows of them, by which progress is then
             counted.
+        file: The full address of the file that its rows come from, without credentials; None if
+            they come from no file.
+        first_row: Number in the file of its first row; None if only the source can tell, see
+            `Source.origins`.
     """
 
     name: str
@@ -66,6 +70,8 @@ class Unit:
     nbytes: int
     place: Any
     inputs: int | None = None
+    file: str | None = None
+    first_row: int | None = 0
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,13 @@ class Shard:
 
 @dataclass(frozen=True)
 class Measure:
-    """What writing the first shard took, by which the others are cut. Kept in the journal."""
+    """What writing the first shard took, by which the others are cut. Kept in the journal.
+
+    Attributes:
+        rows: Number of rows that were read, or of inputs of a function.
+        nbytes: Size of the rows that were written.
+        seconds: In all.
+    """
 
     rows: int
     nbytes: int
@@ -125,8 +137,8 @@ class Source(ABC):
         """The shard that is written before all others."""
 
     @abstractmethod
-    def rest(self, measure: Measure) -> Iterator[Shard]:
-        """The other shards; the same ones for the same measure."""
+    def rest(self, measure: Measure) -> Iterator[Shard | None]:
+        """The other shards, the same ones for the same measure; None where none has come yet."""
 
     @abstractmethod
     def read(self, unit: Unit, schema: pa.Schema | None) -> Iterator[pa.RecordBatch]:
@@ -140,6 +152,25 @@ class Source(ABC):
         Raises:
             SourceError: Naming file and row, if the unit is damaged or cannot be kept exactly.
         """
+
+    def origins(self, unit: Unit, start: int, count: int) -> tuple[pa.Array, pa.Array]:
+        """Where rows come from, as the table keeps it if it is asked to.
+
+        Args:
+            unit: One of the units of the shards.
+            start: The first of the rows, counted in the unit.
+            count: Number of rows.
+
+        Returns:
+            The file of each row and the row's number in it, null where there is none. A unit that
+            is of no file is called by its name.
+        """
+        file = unit.name if unit.file is None else unit.file
+        files = pa.repeat(pa.scalar(file, pa.string()), count)
+        if unit.first_row is None:
+            return files, pa.nulls(count, pa.int64())
+        first = unit.first_row + start
+        return files, pa.array(range(first, first + count), pa.int64())
 
 
 class FileSource(Source):

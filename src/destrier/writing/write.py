@@ -199,9 +199,9 @@ class _Run:
                     crew.hire()
                 layout, measure = self._first(crew, entry, dones)
                 tasks = (
-                    (shard, layout)
+                    shard and (shard, layout)
                     for shard in self.source.rest(measure)
-                    if shard.index not in dones
+                    if shard is None or shard.index not in dones
                 )
                 for _, done in crew.run(tasks):
                     self._finish(done, dones)
