@@ -146,6 +146,28 @@ def test_an_export_that_fails_leaves_nothing(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["t.lance"]
 
 
+@pytest.mark.parametrize("format", EXPORTS)
+def test_provenance(table: str, tmp_path: Path, format: str, monkeypatch: Any) -> None:
+    """File and row of the source, also of rows that a filter keeps, over several files."""
+    monkeypatch.setattr("destrier.exporting._RANGE_BYTES", 300_000)
+    destrier.export(table, tmp_path / "x", format=format, num_workers=0)
+    uri = tmp_path / "t.lance"
+    destrier.convert(tmp_path / "x", uri, provenance=True, num_workers=2)
+    found = rows(uri)
+    by_file: dict[str, list[int]] = {}
+    for row in found:
+        by_file.setdefault(row["source_file"], []).append(row["source_row"])
+    assert len(by_file) > 1
+    assert all(Path(file).is_file() for file in by_file)
+    assert all(numbers == list(range(len(numbers))) for numbers in by_file.values())
+    assert destrier.verify(tmp_path / "x", uri, num_workers=0).equal
+    if format != "webdataset":
+        destrier.convert(
+            tmp_path / "x", uri, provenance=True, filter="id % 3 = 1", mode="overwrite"
+        )
+        assert rows(uri) == [row for row in found if row["id"] % 3 == 1]
+
+
 def test_linked_and_converted_tables_are_equal(
     exported: dict[str, str], table: str, tmp_path: Path
 ) -> None:

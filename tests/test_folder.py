@@ -16,7 +16,7 @@ from destrier.errors import ArgumentError, ColumnError, EmptyError, SchemaError,
 from destrier.files import File, Store
 from destrier.formats.folder import detect, open_source
 from destrier.formats.folder import source as sources
-from destrier.formats.media import content_type, media_kind, sniff
+from destrier.formats.media import content_type, media_kind
 from destrier.writing.source import BATCH_BYTES, LINK
 
 JPEG = b"\xff\xd8\xff"
@@ -312,9 +312,41 @@ def test_a_folder_that_changes(photos: Path) -> None:
 
 
 def test_content_types() -> None:
-    assert content_type("jpg") == sniff(JPEG) == "image/jpeg"
-    assert sniff(b"RIFF\0\0\0\0WEBPVP8 ") == content_type("webp")
-    assert sniff(b"RIFF\0\0\0\0WAVEfmt ") == content_type("wav")
-    assert sniff(memoryview(b"\0\0\0\x18ftypisom")) == content_type("mp4")
-    assert sniff(b"") is sniff(b"plain") is content_type("xyz") is media_kind("json") is None
+    assert content_type("jpg") == "image/jpeg"
+    assert content_type("xyz") is media_kind("json") is None
     assert media_kind("flac") == "audio"
+
+
+def test_rows_know_their_file(photos: Path) -> None:
+    def origins(**options: Any) -> tuple[list[Any], list[Any]]:
+        source = open_source(Store(photos), **options)
+        worker = pickle.loads(pickle.dumps(source))
+        (unit,) = source.units()
+        files, rows = worker.origins(unit, 1, 2)
+        return files.to_pylist(), rows.to_pylist()
+
+    expected = [str(photos / name) for name in ("cat/x10.jpg", "dog/y.jpg")]
+    assert origins() == origins(columns=["label"]) == (expected, [0, 0])
+
+    def pairs(files: list[File]) -> list[dict[str, Any]]:
+        return [{"n": 0}, {"n": 1}, {"n": 2, "a": None, "b": files[0]}, {"a": files[1]}]
+
+    assert origins(group=pairs) == ([None, str(photos / "cat/x2.jpg")], [None, 0])
+
+
+def test_tables_and_indexes_in_a_folder_are_no_data_of_it(photos: Path) -> None:
+    before = read(photos)
+    none = {
+        "t.lance/data/a.lance": b"",
+        "t.lance.writing/job.json": b"",
+        "t.lance.writing.lock": b"",
+        "cat/copy/_versions/1.manifest": b"",
+        "cat/copy/data/x.jpg": b"",
+        "u.exporting/files/x.jpg": b"",
+        "index.json.zstd": b"",
+    }
+    make(photos, none)
+    assert detect(Store(photos))
+    assert read(photos).equals(before)
+    make(photos, {"_versions/own.jpg": b"a folder of yours, if nothing is beside it"})
+    assert len(read(photos)) == len(before) + 1

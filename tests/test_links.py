@@ -631,7 +631,7 @@ def test_a_running_stream_goes_on_after_relink(linked: Linked) -> None:
         assert head + list(second) == batches
 
 
-@pytest.mark.parametrize("when", ["move_files", "_commit"])
+@pytest.mark.parametrize("when", ["_commit", "commit_files"])
 def test_a_killed_relink_leaves_nothing_after_the_next(
     linked: Linked, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:

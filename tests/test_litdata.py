@@ -393,7 +393,7 @@ def test_nulls_are_exported_in_json_leaves(exported: Any) -> None:
     rows = [dict(row["dict"]) for row in exported[1]["rows-drift"]]
     assert [row["seldom"] for row in rows] == [None] * 7 + [f"s{i}" for i in range(7, 12)]
     table = exported[0] / "tables" / "rows-drift.lance"
-    with pytest.raises(SourceError, match=r"row 0 of range 0, column 'seldom', is null.*json=\["):
+    with pytest.raises(SourceError, match=r"row 0 of .*: column 'seldom' is null.*json=\["):
         export(table, exported[0] / "refused", format="litdata", num_workers=0)
 
 

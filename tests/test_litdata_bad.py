@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import pickle
 import struct
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,10 @@ import pytest
 
 from destrier import ArgumentError, ColumnError, SchemaError, SourceError
 from destrier.files import Store
-from destrier.formats.litdata import LitDataSink, detect, open_source
+from destrier.formats.litdata import LitDataSink, detect, open_source, samples
+from destrier.formats.litdata.chunk import Rows
 from destrier.formats.litdata.nested import decode_nested, encode_nested
+from destrier.formats.litdata.reading import Dataset
 
 LEAF = {"type": None, "context": None, "children_spec": []}
 ZSTD = {"compression": "zstd"}
@@ -559,22 +564,26 @@ def test_columns_that_litdata_cannot_hold_are_named() -> None:
 @pytest.mark.parametrize(
     ("array", "message"),
     [
-        (pa.array([1, None]), "row 1 of range 3, column 'c', is null"),
-        (pa.array([[1], [None]]), "row 1 .* has a null in its list"),
-        (pa.array([1, 1 << 63], pa.uint64()), "row 1 .* beyond 64 signed bits"),
-        (pa.array([{"a": 1}, None]), "row 1 .* is null"),
-        (pa.array([{"a": 1}, {"a": None}]), "row 1 .* is null"),
-        (pa.array([[1, 2], [3, None]], pa.list_(pa.int8(), 2)), "row 1 .* has a null in its"),
-        (pa.array([[[1], [2]], [[3], None]], pa.list_(pa.list_(pa.int8(), 1), 2)), "row 1 .* a nu"),
+        (pa.array([1, None]), "^column 'c' is null"),
+        (pa.array([[1], [None]]), "^column 'c' .*has a null in its list"),
+        (pa.array([1, 1 << 63], pa.uint64()), "^column 'c' .*beyond 64 signed bits"),
+        (pa.array([{"a": 1}, None]), "^column 'c' .*is null"),
+        (pa.array([{"a": 1}, {"a": None}]), "^column 'c' .*is null"),
+        (pa.array([[1, 2], [3, None]], pa.list_(pa.int8(), 2)), "^column 'c' .*has a null in its"),
+        (
+            pa.array([[[1], [2]], [[3], None]], pa.list_(pa.list_(pa.int8(), 1), 2)),
+            "^column 'c' .*a nu",
+        ),
         (pa.array([{"shape": s, "values": [1]} for s in ([1], [2])], SHAPED), "the shape .2."),
         (pa.array([{"shape": s, "values": [1]} for s in ([1], None)], SHAPED), "a part that is nu"),
-        (pa.array([[[1.0]], [[float("nan")]]]), "row 1 .* cannot be a JSON leaf"),
+        (pa.array([[[1.0]], [[float("nan")]]]), "^column 'c' .*cannot be a JSON leaf"),
     ],
 )
 def test_values_that_litdata_cannot_hold(array: pa.Array, message: str, tmp_path: Path) -> None:
     batch = pa.record_batch({"c": array})
-    with pytest.raises(SourceError, match=message):
+    with pytest.raises(SourceError, match=message) as caught:
         LitDataSink().write(Store(tmp_path), 3, iter([batch]))
+    assert caught.value.row == 1
 
 
 def test_what_is_exported_is_read_back(tmp_path: Path) -> None:
@@ -613,3 +622,87 @@ def test_what_is_exported_is_read_back(tmp_path: Path) -> None:
         expected["nothing"] = "null"
         expected["lists"] = json.dumps(expected["lists"], separators=(",", ":"))
         assert {**row, "tensor": None} == {**expected, "tensor": None}
+
+
+def test_rows_know_their_file_and_their_number_in_it(tmp_path: Path) -> None:
+    items = [item(struct.pack("<q", i), b"t") for i in range(3)]
+    folder = dataset(tmp_path / "d", [classic(items)] * 2, ["int", "str"], spec("n", "t"))
+    source = open_source(Store(folder))
+    assert [unit.name for unit in source.units()] == [str(folder / f"c{n}.bin") for n in (0, 1)]
+    files, rows = source.origins(source.units()[1], 1, 2)
+    assert files.to_pylist() == [str(folder / "c1.bin")] * 2
+    assert rows.to_pylist() == [1, 2]
+
+
+def test_a_worker_is_given_the_keys_of_its_chunks_only(tmp_path: Path) -> None:
+    items = [item(struct.pack("<q", i), b"t") for i in range(100)]
+    folder = dataset(tmp_path / "d", [classic(items)] * 20, ["int", "str"], spec("n", "t"))
+    names = [f"{i:099d}x" for i in range(2000)]
+    keys(folder, key=names[::-1], index=list(range(2000))[::-1])
+    source = open_source(Store(folder))
+    worker = pickle.loads(pickle.dumps(source))
+    assert len(pickle.dumps(source)) < 20_000
+    found = []
+    for unit in source.units():
+        sent = pickle.dumps(unit)
+        assert len(sent) < 20_000
+        for batch in worker.read(pickle.loads(sent), source.schema):
+            found += batch["key"].to_pylist()
+    assert found == names
+
+
+def test_few_large_chunks_are_opened_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of chunks that are compressed as a whole, which an opening inflates."""
+    monkeypatch.setattr(samples, "_MOST_HELD", 3000)
+    opening = most = 0
+    lock = threading.Lock()
+    real = Dataset.body
+
+    def body(self: Dataset, chunk: Any) -> Any:
+        nonlocal opening, most
+        with lock:
+            opening += 1
+            most = max(most, opening)
+        time.sleep(0.01)
+        try:
+            return real(self, chunk)
+        finally:
+            with lock:
+                opening -= 1
+
+    monkeypatch.setattr(Dataset, "body", body)
+    plain = [arrow(pa.table({"n": np.arange(i, i + 20)}), 20) for i in range(12)]
+    folder = dataset(
+        tmp_path / "d",
+        [pa.compress(chunk, "zstd", asbytes=True) for chunk in plain],
+        ["int"],
+        spec("n"),
+        rows=20,
+        entry={"chunk_bytes": max(map(len, plain))},
+        config=ZSTD,
+    )
+    source = open_source(Store(folder))
+    assert 1 <= most <= 3000 // len(plain[0])
+    assert source.schema.names == ["n"]
+
+
+def test_an_opening_reads_of_rows_no_more_than_the_schema(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks = [arrow(pa.table({"n": np.arange(100_000) + i}), 100_000) for i in range(3)]
+    folder = dataset(tmp_path / "d", chunks, ["int"], spec("n"))
+    sizes: list[int] = []
+    real = Rows.read
+
+    def read(self: Rows, most: int | None = None) -> pa.Buffer:
+        found = real(self, most)
+        sizes.append(found.size)
+        return found
+
+    monkeypatch.setattr(Rows, "read", read)
+    source = open_source(Store(folder))
+    assert len(sizes) == 3
+    assert max(sizes) <= 65_536 < min(map(len, chunks))
+    assert sum(batch.num_rows for u in source.units() for batch in source.read(u, None)) == 300_000

@@ -140,7 +140,9 @@ def test_columns(plain: Path) -> None:
     "options",
     [
         {"bad_utf8": "ignore"},
-        {"arrays": "list"},
+        {"ragged": "x"},
+        {"ragged": ["id"]},
+        {"raw_arrays": ["absent"]},
         {"decimals": "int32"},
         {"decimals": {"id": "int64"}},
         {"decimals": {"price": "int64"}},
@@ -444,9 +446,9 @@ def test_decimals_that_do_not_fit(tmp_path: Path, text: bytes) -> None:
 def test_one_dimension_is_a_list_until_a_row_has_two(tmp_path: Path) -> None:
     flat, square = b"\x04\x02ab", b"\x08\x01\x02ab"
     assert one(tmp_path, "ndarray:int8", flat, flat) == [[97, 98]] * 2
-    with pytest.raises(SchemaError, match=r"row 1 .*2 dimensions.*arrays=\"struct\""):
+    with pytest.raises(SchemaError, match=r"row 1 .*2 dimensions.*ragged=\[.x.\]"):
         one(tmp_path, "ndarray:int8", flat, square)
-    assert one(tmp_path, "ndarray:int8", flat, square, arrays="struct") == [
+    assert one(tmp_path, "ndarray:int8", flat, square, ragged=["x"]) == [
         {"shape": [2], "values": [97, 98]},
         {"shape": [1, 2], "values": [97, 98]},
     ]
@@ -679,20 +681,20 @@ def test_types_that_mds_cannot_hold(field: pa.Field) -> None:
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
-        (pa.array([1, None]), r"'x' of row 1 of range 0 is null.*x IS NOT NULL"),
-        (pa.array([[1], []]), r"'x' of row 1 .*shape \[0\]"),
-        (pa.array([[1], [2, None]]), "'x' of row 1 .*null among"),
+        (pa.array([1, None]), r"^column 'x' is null.*x IS NOT NULL"),
+        (pa.array([[1], []]), r"^column 'x' .*shape \[0\]"),
+        (pa.array([[1], [2, None]]), "^column 'x' .*null among"),
         (pa.array([[[1], [2]]] * 2, pa.list_(pa.list_(pa.int8(), 1), 2)), "cannot hold"),
         (
             pa.array([[1, 2], [3, None]], pa.list_(pa.int8(), 2)),
-            "'x' of row 1 .*null among",
+            "^column 'x' .*null among",
         ),
         (
             pa.array(
                 [{"shape": [2, 2], "values": [1.0]}],
                 pa.struct([("shape", pa.list_(pa.int32())), ("values", pa.list_(pa.float32()))]),
             ),
-            r"'x' of row 0 .*1 values, but the shape \[2, 2\]",
+            r"^column 'x' .*1 values, but the shape \[2, 2\]",
         ),
         (
             pa.array(
@@ -705,14 +707,16 @@ def test_types_that_mds_cannot_hold(field: pa.Field) -> None:
                     ]
                 ),
             ),
-            "'x' of row 0 .*dtype 'bool'",
+            "^column 'x' .*dtype 'bool'",
         ),
     ],
     ids=lambda value: str(getattr(value, "type", ""))[:30],
 )
 def test_values_that_mds_cannot_hold(tmp_path: Path, values: pa.Array, problem: str) -> None:
-    with pytest.raises(DestrierError, match=problem):
+    with pytest.raises(DestrierError, match=problem) as caught:
         export(tmp_path / "out", batch(x=values))
+    if isinstance(caught.value, SourceError):
+        assert caught.value.row == len(values) - 1
     assert not (tmp_path / "out" / "index.json").exists()
 
 
@@ -737,7 +741,7 @@ def test_ranges_become_shards_and_large_ones_several(
 def test_a_row_that_no_shard_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mds.export, "LIMIT", 500)
     monkeypatch.setattr(mds.export, "_SHARD_BYTES", 100)
-    with pytest.raises(SourceError, match="row 1 of range 0 takes"):
+    with pytest.raises(SourceError, match="it takes"):
         export(tmp_path / "out", batch(data=[b"1", bytes(450)]))
 
 
@@ -802,3 +806,20 @@ def test_lance_keeps_what_is_read(tmp_path: Path) -> None:
         again = export(tmp_path / f"again{len(list(tmp_path.iterdir()))}", *batches)
         assert load_index(again)[0]["column_encodings"] == load_index(root)[0]["column_encodings"]
         assert read(again, decimals={"price": "decimal(50, 2)"}).equals(table)
+
+
+def test_rows_know_their_file_and_their_number_in_it(plain: Path) -> None:
+    source = open_source(Store(plain))
+    units = source.units()
+    files, rows = source.origins(units[1], 1, 3)
+    assert files.to_pylist() == [str(plain / "shard.00001.mds")] * 3
+    assert rows.to_pylist() == [1, 2, 3]
+
+
+def test_a_table_in_a_folder_of_shards_is_no_part_of_it(plain: Path) -> None:
+    (plain / "index.json").unlink()
+    before = read(plain)
+    for name in ("t.lance/old.mds", "made/_versions/1.manifest", "made/data/x.mds"):
+        (plain / name).parent.mkdir(parents=True, exist_ok=True)
+        (plain / name).write_bytes(b"none of ours")
+    assert read(plain).equals(before)

@@ -398,7 +398,7 @@ def test_xxhash_is_asked_for_only_when_it_is_needed(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "xxhash", None)
     assert table_of(made / "hashed")["data"].to_pylist() == [b"abc"]
-    with pytest.raises(MissingDependencyError, match="pip install xxhash"):
+    with pytest.raises(MissingDependencyError, match=r"destrier\[mds\]"):
         table_of(made / "hashed", check_hashes=True)
 
 
@@ -439,14 +439,14 @@ def test_bytes_that_went_around_an_encoder(made: Path, expected: dict[str, Any])
 
 
 def test_arrays_of_more_than_one_dtype(made: Path, expected: dict[str, Any]) -> None:
-    with pytest.raises(SchemaError, match=r"row 1 .*int8.*float32.*arrays=\"raw\""):
+    with pytest.raises(SchemaError, match=r"row 1 .*int8.*float32.*raw_arrays=\[.array.\]"):
         table_of(made / "mixed")
-    table = table_of(made / "mixed", arrays="raw")
+    table = table_of(made / "mixed", raw_arrays=True)
     assert rows_of(table, {"array": "ndarray"}) == expected["mixed"]
 
 
 def test_structs_on_request(made: Path, expected: dict[str, Any]) -> None:
-    table = table_of(made / "every-none", arrays="struct", columns=["tokens", "any_array"])
+    table = table_of(made / "every-none", ragged=True, columns=["tokens", "any_array"])
     assert pa.types.is_struct(table.schema.field("tokens").type)
     assert rows_of(table, encodings_of(made / "every-none")) == [
         {"tokens": row["tokens"], "any_array": row["any_array"]} for row in expected["every-none"]
@@ -549,8 +549,8 @@ def test_what_we_export_they_read_alike(
     to = tmp_path / "exports"
     every = table_of(made / "every-none")
     export(every, to / "every")
-    export(table_of(made / "every-none", arrays="struct"), to / "structs")
-    export(table_of(made / "mixed", arrays="raw"), to / "mixed", 1)
+    export(table_of(made / "every-none", ragged=True), to / "structs")
+    export(table_of(made / "mixed", raw_arrays=True), to / "mixed", 1)
     export(table_of(made / "json-none"), to / "text")
     export(
         table_of(made / "numbers", decimals={"i": "int64", "d": "decimal(9, 2)"}), to / "numbers"

@@ -19,8 +19,8 @@ from pyarrow import feather
 
 from destrier.errors import ArgumentError, ColumnError, SchemaError, SourceError
 from destrier.files import Store
+from destrier.formats import batches as batches_module
 from destrier.formats import tabular
-from destrier.formats.tabular import batches as batches_module
 from destrier.formats.tabular import ipc as ipc_module
 from destrier.formats.tabular import parquet as parquet_module
 from destrier.formats.tabular.kinds import convert, kept_field
@@ -418,7 +418,7 @@ def test_patterns(tmp_path: Path) -> None:
     assert names("**/a*.parquet") == ["a1.parquet", "a2.parquet", "x/a3.parquet", "x/y/a4.parquet"]
     assert names("*/*.parquet") == ["x/a3.parquet"]
     assert names("x/**") == ["x/a3.parquet", "x/y/a4.parquet"]
-    with pytest.raises(SourceError, match="no files"):
+    with pytest.raises(SourceError, match="no file matches"):
         source(f"{tmp_path}/c*.parquet", "parquet")
     odd = tmp_path / "odd [1].parquet"
     pq.write_table(pa.table({"n": ["odd"]}), odd)
@@ -796,3 +796,61 @@ def test_old_feather(tmp_path: Path) -> None:
     (tmp_path / "a.feather").write_bytes(b"FEA1" + bytes(100))
     with pytest.raises(SourceError, match="first version"):
         source(tmp_path / "a.feather")
+
+
+def origins(opened: Source) -> list[tuple[str | None, int | None]]:
+    """Where all rows come from, as workers tell it: unit by unit, some rows at a time."""
+    found: list[tuple[str | None, int | None]] = []
+    for unit in opened.units():
+        start = 0
+        for batch in opened.read(unit, opened.schema):
+            files, rows = opened.origins(unit, start, batch.num_rows)
+            found += zip(files.to_pylist(), rows.to_pylist(), strict=True)
+            start += batch.num_rows
+    return found
+
+
+@pytest.mark.parametrize("names", [["n"], ["t"], ["l"], ["n", "t", "l"]])
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "stream"])
+def test_rows_know_their_file_and_their_number_in_it(
+    kind: str, names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet_module, "_UNIT_BYTES", 3000)
+    monkeypatch.setattr(ipc_module, "_UNIT_BYTES", 3000)
+    numbers = list(range(1000))
+    whole = pa.table({"n": numbers, "t": map(str, numbers), "l": [[n] for n in numbers]})
+    paths = [tmp_path / f"{name}.{'arrow' if kind == 'stream' else kind}" for name in "ab"]
+    for path in paths:
+        if kind == "parquet":
+            pq.write_table(whole.select(names), path, row_group_size=90, compression="none")
+            continue
+        writer = pa.ipc.new_file if kind == "arrow" else pa.ipc.new_stream
+        with writer(path, whole.select(names).schema) as out:
+            out.write_table(whole.select(names), max_chunksize=90)
+    opened = source(tmp_path)
+    assert len(opened.units()) > 4 or kind == "stream"
+    assert origins(opened) == [(str(path), n) for path in paths for n in numbers]
+
+
+def test_braces_choose_files_in_their_order(tmp_path: Path) -> None:
+    for name in ("a1", "a2", "b1"):
+        pq.write_table(pa.table({"n": [name]}), tmp_path / f"{name}.parquet")
+
+    def names(pattern: str) -> list[str]:
+        return table(source(f"{tmp_path}/{pattern}"))["n"].to_pylist()
+
+    assert names("{b,a}*.parquet") == ["b1", "a1", "a2"]
+    assert names("a{1..2}.parquet") == ["a1", "a2"]
+    with pytest.raises(SourceError, match=r"there is no .*a3\.parquet"):
+        names("a{1..3}.parquet")
+
+
+def test_a_table_made_in_the_folder_is_no_data_of_it(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"n": [1]}), tmp_path / "a.parquet")
+    for name in ("t.lance/data/x.lance", "u/_versions/1.manifest", "u/data/b.parquet"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"none of ours")
+    (tmp_path / "t.lance.writing").mkdir()
+    (tmp_path / "t.lance.writing" / "b.csv").write_text("n\n1\n")
+    assert tabular.detect(Store(tmp_path)) == "parquet"
+    assert table(source(tmp_path))["n"].to_pylist() == [1]

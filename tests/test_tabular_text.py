@@ -28,7 +28,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks, units and samples of some lines."""
     monkeypatch.setattr(lines, "_BLOCK", 64)
     monkeypatch.setattr(text, "RANGE_BYTES", 150)
-    monkeypatch.setattr(text, "SAMPLE_BYTES", 200)
+    monkeypatch.setattr(text, "_SAMPLE_BYTES", 200)
 
 
 def source(path: Path | str, **options: Any) -> Source:
@@ -462,3 +462,48 @@ def test_jsonl_in_units_of_lines(tmp_path: Path) -> None:
     frame = pl.DataFrame(data)
     frame.write_ndjson(tmp_path / "b.ndjson")
     assert table(source(tmp_path / "b.ndjson")).to_pylist() == frame.to_dicts()
+
+
+# --- where rows come from
+
+
+@pytest.mark.parametrize("kind", ["csv", "one", "tsv", "jsonl", "gz", "headless"])
+def test_rows_know_their_file_and_their_number_in_it(
+    kind: str, tmp_path: Path, small: None
+) -> None:
+    blank = {"csv": "\n\r\n", "one": "\n", "tsv": "\n", "jsonl": " \n\t\n"}.get(kind, "")
+    lines_ = [f'{{"n": {i}}}' if kind in ("jsonl", "gz") else f"{i}" for i in range(300)]
+    if kind in ("csv", "headless"):
+        lines_ = [f"{line},x" for line in lines_]
+    if kind == "tsv":
+        lines_ = [f"{line}\tx" if int(line) % 7 else "\t" for line in lines_]
+    header = {"csv": "n,t\n", "one": "n\n", "tsv": "n\tt\n"}.get(kind, "")
+    content = header + "".join(
+        line + "\n" + (blank if i % 5 == 0 else "") for i, line in enumerate(lines_)
+    )
+    name = {"one": "a.csv", "headless": "a.csv", "gz": "a.jsonl.gz"}.get(kind, f"a.{kind}")
+    data = content.encode()
+    (tmp_path / name).write_bytes(gzip.compress(data) if kind == "gz" else data)
+    more = {"header": False, "column_names": ["n", "t"]} if kind == "headless" else {}
+    opened = source(tmp_path / name, **more)
+    found = []
+    units = opened.units()
+    assert len(units) > 5 or kind == "gz"
+    # a worker has some of the units, another one the others
+    for part in (units[::2], units[1::2], units[::-1]):
+        worker = pickle.loads(pickle.dumps(opened))
+        for unit in part:
+            start = 0
+            for batch in worker.read(unit, None):
+                files, rows = worker.origins(unit, start, batch.num_rows)
+                assert set(files.to_pylist()) == {str(tmp_path / name)}
+                found += zip(rows.to_pylist(), batch["n"].to_pylist(), strict=True)
+                start += batch.num_rows
+    everything = sorted(set(found))
+    assert len(everything) == len(found) / 2
+    if kind == "one":  # where an empty line is a row
+        assert [row for row, _ in everything] == list(range(360))
+    elif kind == "tsv":
+        assert all(n == (row if row % 7 else None) for row, n in everything)
+    else:
+        assert everything == [(i, i) for i in range(300)]

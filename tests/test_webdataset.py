@@ -26,7 +26,6 @@ from destrier.errors import (
     DestrierError,
     SchemaError,
     SourceError,
-    WriteError,
 )
 from destrier.files import Store
 from destrier.formats.webdataset import WebDatasetSink, detect, open_source
@@ -459,7 +458,7 @@ def test_numbers_that_are_not_plain_integers(tmp_path: Path, text: bytes) -> Non
 
 def test_text_that_is_not_utf8(tmp_path: Path) -> None:
     path = make(tmp_path / "a.tar", [("a.txt", b"a\xc3"), ("b.txt", b"\xa9")])
-    with pytest.raises(SchemaError, match=r"member 'a\.txt' of sample 0: it is not UTF-8 text"):
+    with pytest.raises(SchemaError, match=r"member 'a\.txt' of sample 0: it is not UTF-8"):
         convert(path)  # together the two are UTF-8
     assert convert(path, extensions={"txt": "bytes"})["txt"].to_pylist() == [b"a\xc3", b"\xa9"]
 
@@ -484,12 +483,14 @@ def test_extensions_that_make_one_column(tmp_path: Path) -> None:
     path = make(tmp_path / "a.tar", [("a.b.c", b"1"), ("a.b_c", b"2"), ("a.key", b"3")])
     with pytest.raises(SchemaError, match=r"member 'a\.b_c' would be column 'b_c'.*'b\.c'"):
         convert(path)
-    with pytest.raises(SchemaError, match=r"column 'key', which is that of the keys.*key="):
+    with pytest.raises(SchemaError, match=r"column 'key', which is that of the keys.*key_column="):
         convert(path, skip=["*.b_c"])
-    assert convert(path, skip=["*.b_c"], key="name").to_pylist() == [
+    assert convert(path, skip=["*.b_c"], key_column="name").to_pylist() == [
         {"name": "a", "b_c": b"1", "key": b"3"}
     ]
-    assert convert(path, skip=["*.b_c"], key=None).to_pylist() == [{"b_c": b"1", "key": b"3"}]
+    assert convert(path, skip=["*.b_c"], key_column=None).to_pylist() == [
+        {"b_c": b"1", "key": b"3"}
+    ]
 
 
 def test_names_that_are_no_samples(tmp_path: Path) -> None:
@@ -713,7 +714,7 @@ def test_exports_restore_a_table(tmp_path: Path) -> None:
         assert [info.name for info in infos][:3] == ["d/one.jpg", "d/one.cls", "d/one.left.seg.png"]
         assert {info.mtime for info in infos} == {0}
     assert out.stat().st_size % 10_240 == 0
-    numbered = convert(export(table, tmp_path / "numbered", 7, key=None))
+    numbered = convert(export(table, tmp_path / "numbered", 7, key_column=None))
     assert numbered["key"].to_pylist() == ["000007_00000000", "000007_00000001"]
     assert numbered["jpg"].equals(table["jpg"])
 
@@ -721,7 +722,7 @@ def test_exports_restore_a_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "why"),
     [
-        ("a", "the key 'a' of a row before it"),
+        ("a", "of a row before it"),
         ("b.c", "without dots"),
         ("", "without dots"),
         (None, "without dots"),
@@ -734,9 +735,10 @@ def test_keys_that_tars_cannot_have(tmp_path: Path, key: str | None, why: str) -
     table = pa.table({"key": pa.array(["a", key]), "txt": ["1", "2"]})
     if key is not None and ".." in key:
         why = "outside|without dots"
-    with pytest.raises(WriteError, match=rf"row 1 of range 0.*{why}.*key=None"):
+    with pytest.raises(SourceError, match=rf"^it has the key.*{why}.*key_column=None") as caught:
         export(table, tmp_path)
-    assert convert(export(table, tmp_path, key=None))["txt"].to_pylist() == ["1", "2"]
+    assert (caught.value.row, caught.value.column) == (1, "key")
+    assert convert(export(table, tmp_path, key_column=None))["txt"].to_pylist() == ["1", "2"]
 
 
 def test_columns_that_tars_cannot_hold(tmp_path: Path) -> None:
@@ -754,12 +756,15 @@ def test_columns_that_tars_cannot_hold(tmp_path: Path) -> None:
         assert text in str(caught.value)
     with pytest.raises(ColumnError, match="only the keys"):
         sink.check(pa.schema([("key", pa.string())]))
-    with pytest.raises(ArgumentError, match="key='id' is not a column of text"):
-        WebDatasetSink(key="id").check(pa.schema([("id", pa.int64())]))
-    with pytest.raises(WriteError, match="row 1 of range 0 is null in all columns"):
+    with pytest.raises(ArgumentError, match="key_column='id' is not a column of text"):
+        WebDatasetSink(key_column="id").check(pa.schema([("id", pa.int64())]))
+    with pytest.raises(SourceError, match=r"^it is null in all columns") as caught:
         export(pa.table({"txt": ["1", None]}), tmp_path)
-    with pytest.raises(WriteError, match=r"column 'v', rows 0 to 1.*a null among the numbers"):
-        export(pa.table({"v": [[1, 2], [None]]}), tmp_path)
+    assert caught.value.row == 1
+    for values in ([[1, 2], [3], [None], [4]], [[1], None, [None], [2, None]]):
+        with pytest.raises(SourceError, match=r"^column 'v': a null among the numbers") as caught:
+            export(pa.table({"v": values, "n": [1, 2, 3, 4]}), tmp_path)
+        assert (caught.value.row, caught.value.column) == (2, "v")
 
 
 def test_arguments(tmp_path: Path) -> None:
@@ -777,3 +782,34 @@ def test_arguments(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes() + bytes(512))
     with pytest.raises(SourceError, match="when it was listed"):
         next(one.read(unit, None))
+
+
+def test_rows_know_their_tar_and_their_number_in_it(tmp_path: Path) -> None:
+    path = make(tmp_path / "a.tar", [("1.txt", b"a"), ("2.txt", b"b"), ("3.txt", b"c")])
+    source = open_source(Store(tmp_path))
+    (unit,) = source.units()
+    files, rows = source.origins(unit, 1, 2)
+    assert (files.to_pylist(), rows.to_pylist()) == ([str(path)] * 2, [1, 2])
+
+
+def test_linked_tars_are_shared_among_workers(tmp_path: Path) -> None:
+    """Half a gigabyte of tars: one shard would leave all workers but one idle."""
+    for number in range(4):
+        with open(tmp_path / f"{number}.tar", "wb") as file:
+            file.truncate(128 << 20)
+    assert len(open_source(Store(tmp_path), link=True).shards()) == 4
+
+
+def test_patterns_mean_what_they_mean_elsewhere(tmp_path: Path) -> None:
+    names = ["a.tar", "b/c.tar", "b/d/e.tar", ".hidden.tar", "b/t.lance/data/x.tar"]
+    for name in names:
+        make(tmp_path / name, [(f"{name[0]}{len(name)}.txt", name.encode())])
+
+    def found(pattern: str) -> list[str]:
+        return convert(tmp_path / pattern)["txt"].to_pylist()
+
+    assert found("**/*.tar") == ["a.tar", "b/c.tar", "b/d/e.tar"]
+    assert found("{b/*,a}.tar") == ["b/c.tar", "a.tar"]
+    assert found("") == ["a.tar", "b/c.tar", "b/d/e.tar"]
+    with pytest.raises(ArgumentError, match="cannot be read"):
+        found("[z-a].tar")

@@ -1,4 +1,4 @@
-"""Kinds and content types of media, by extension and by their first bytes; links to them."""
+"""Kinds and content types of media, by extension; links to them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ __all__ = [
     "link_array",
     "link_uri",
     "media_kind",
-    "sniff",
 ]
 
 CONTENT_TYPE_KEY = b"content_type"
@@ -69,31 +68,6 @@ _TYPES = {
     "jsn": "application/json",
 }
 
-# Where the bytes stand, and what they say. RIFF and ISO media files say it further in.
-_MAGIC = (
-    (0, b"\xff\xd8\xff", "image/jpeg"),
-    (0, b"\x89PNG\r\n\x1a\n", "image/png"),
-    (0, b"GIF87a", "image/gif"),
-    (0, b"GIF89a", "image/gif"),
-    (8, b"WEBP", "image/webp"),
-    (0, b"BM", "image/bmp"),
-    (0, b"II*\x00", "image/tiff"),
-    (0, b"MM\x00*", "image/tiff"),
-    (4, b"ftypavif", "image/avif"),
-    (4, b"ftypheic", "image/heic"),
-    (8, b"WAVE", "audio/wav"),
-    (0, b"fLaC", "audio/flac"),
-    (0, b"ID3", "audio/mpeg"),
-    (0, b"\xff\xfb", "audio/mpeg"),
-    (0, b"OggS", "audio/ogg"),
-    (4, b"ftypM4A", "audio/mp4"),
-    (4, b"ftyp", "video/mp4"),
-    (0, b"\x1a\x45\xdf\xa3", "video/webm"),
-    (8, b"AVI ", "video/x-msvideo"),
-    (0, b"%PDF-", "application/pdf"),
-    (0, b"\x1f\x8b", "application/gzip"),
-)
-
 
 def extension_of(path: str) -> str:
     """The part of a file's name after its last dot, in lower case; empty if there is none."""
@@ -110,20 +84,6 @@ def media_kind(extension: str) -> str | None:
     """``"image"``, ``"audio"`` or ``"video"``, or None if the extension is none of these."""
     kind = _TYPES.get(extension, "").partition("/")[0]
     return kind if kind in ("image", "audio", "video") else None
-
-
-def sniff(data: bytes | memoryview) -> str | None:
-    """The content type that the first bytes of a file tell, or None.
-
-    Example:
-        >>> sniff(b"GIF89a...")
-        'image/gif'
-    """
-    head = bytes(data[:16])
-    for position, magic, kind in _MAGIC:
-        if head[position : position + len(magic)] == magic:
-            return kind
-    return None
 
 
 def link_uri(store: Store, path: str) -> str:

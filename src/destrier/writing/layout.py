@@ -5,20 +5,21 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import lance
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from lance.blob import BlobType
-from numpy.typing import NDArray
 
 from destrier.errors import ArgumentError, ColumnError, SchemaError
 from destrier.links.crcs import CRC, crcs_of_links
 from destrier.writing.source import LINK
 
-__all__ = ["COUNT_KEY", "LINK_KEY", "Layout", "count_name", "is_blob", "link_name"]
+__all__ = ["COUNT_KEY", "LINK_KEY", "Layout", "Origin", "count_name", "is_blob", "link_name"]
+
+Origin: TypeAlias = "tuple[pa.Array, pa.Array]"
+"""Of each row the file, and its number in it."""
 
 COUNT_KEY = b"destrier:count-of"
 """Field metadata of a count column: the list column whose lengths it holds."""
@@ -194,7 +195,7 @@ class Layout:
         self,
         batch: pa.RecordBatch,
         file: str,
-        rows: NDArray[np.int64] | None,
+        origin: Origin | None,
         options: Mapping[str, str] | None,
     ) -> pa.RecordBatch:
         """A batch of the source as it is stored.
@@ -202,7 +203,7 @@ class Layout:
         Args:
             batch: Its rows.
             file: Where they came from.
-            rows: Their numbers there, if they are stored.
+            origin: File and number in it of each row, if they are stored.
             options: Of the store of linked files, which are read for CRCs.
 
         Raises:
@@ -222,8 +223,8 @@ class Layout:
             if name in self.counts:
                 made[count_name(name)] = pc.list_value_length(array).cast(pa.int64())
         if self.provenance:
-            made["source_file"] = pa.array([file] * batch.num_rows, pa.string())
-            made["source_row"] = pa.array(rows, pa.int64())
+            assert origin is not None
+            made["source_file"], made["source_row"] = origin
         arrays = [made[name] for name in self.stored.names]
         return pa.RecordBatch.from_arrays(arrays, schema=self.stored)
 

@@ -9,16 +9,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from destrier.errors import DestrierError, SourceError, WriteError
 from destrier.saving import hand_over
 from destrier.table import lance_call, redact
 from destrier.writing.crew import Note
 from destrier.writing.filtering import RowFilter
-from destrier.writing.layout import Layout
+from destrier.writing.layout import Layout, Origin
 from destrier.writing.source import Shard, Source, Unit
 
 __all__ = ["Done", "NoRowsError", "ShardWriter"]
@@ -27,8 +25,8 @@ _SAMPLE_BYTES = 32 << 20  # of the first shard, by which the layout is chosen
 _FRAGMENT_BYTES = 256 << 20
 _FORMAT = "2.2"
 
-_Part: TypeAlias = "tuple[pa.RecordBatch, str, NDArray[np.int64] | None]"
-"""Rows, the name of their unit, and their numbers in it if they are stored."""
+_Part: TypeAlias = "tuple[pa.RecordBatch, str, Origin | None]"
+"""Rows, the name of their unit, and where each came from if that is stored."""
 
 
 class NoRowsError(SourceError):
@@ -219,26 +217,24 @@ class _ShardRun:
         return first
 
     def _stored(
-        self, layout: Layout, batch: pa.RecordBatch, file: str, rows: NDArray[np.int64] | None
+        self, layout: Layout, batch: pa.RecordBatch, file: str, origin: Origin | None
     ) -> pa.RecordBatch:
         self.rows_out += batch.num_rows
         self.nbytes += batch.nbytes
-        return layout.store(batch, file, rows, self.job.storage_options)
+        return layout.store(batch, file, origin, self.job.storage_options)
 
     def _rows(self) -> Iterator[_Part]:
-        """The rows that are kept, with the name of their unit and their numbers in it."""
+        """The rows that are kept, with the name of their unit and where they came from."""
         chosen = None if self.job.filter is None else RowFilter(self.job.filter)
         for unit in self.shard.units:
             count = 0
             for batch in self._batches(unit):
-                rows, kept = None, batch
-                if chosen is not None:
-                    rows = chosen.rows(batch)
-                    kept = batch if len(rows) == batch.num_rows else batch.take(pa.array(rows))
+                origin = None
                 if self.job.provenance:
-                    rows = count + (np.arange(batch.num_rows) if rows is None else rows)
+                    origin = self.job.source.origins(unit, count, batch.num_rows)
+                kept, origin = _keep(chosen, batch, origin)
                 if kept.num_rows:
-                    yield kept, unit.name, rows
+                    yield kept, unit.name, origin
                 count += batch.num_rows
                 if unit.inputs is None:
                     self._note(batch.num_rows)
@@ -252,7 +248,8 @@ class _ShardRun:
                 failures.clear()
             if unit.rows is not None and count != unit.rows:
                 raise SourceError(
-                    f"{unit.name} gave {count} rows, but {unit.rows} are declared", file=unit.name
+                    f"{unit.name} gave {count} rows, but {unit.rows} are declared",
+                    file=unit.file or unit.name,
                 )
 
     def _note(self, count: int) -> None:
@@ -267,6 +264,18 @@ class _ShardRun:
             if self.known is None:
                 self.known = batch.schema
             yield batch
+
+
+def _keep(
+    chosen: RowFilter | None, batch: pa.RecordBatch, origin: Origin | None
+) -> tuple[pa.RecordBatch, Origin | None]:
+    if chosen is None:
+        return batch, origin
+    rows = chosen.rows(batch)
+    if len(rows) == batch.num_rows:
+        return batch, origin
+    places = pa.array(rows)
+    return batch.take(places), origin and (origin[0].take(places), origin[1].take(places))
 
 
 def _cause(text: str) -> WriteError:

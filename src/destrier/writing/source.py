@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
 
 __all__ = [
@@ -170,7 +171,7 @@ class Source(ABC):
         if unit.first_row is None:
             return files, pa.nulls(count, pa.int64())
         first = unit.first_row + start
-        return files, pa.array(range(first, first + count), pa.int64())
+        return files, pa.array(np.arange(first, first + count, dtype=np.int64))
 
 
 class FileSource(Source):

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 
 from destrier.errors import SourceError
 from destrier.files import File, Store, natural
+from destrier.formats.listing import TABLE_MARK, data_files, is_hidden, is_own
 from destrier.formats.media import extension_of, media_kind
 
 __all__ = ["detect", "list_files"]
 
+_INDEX = "index.json.zstd"  # of LitData's StreamingRawDataset
 _LOOKED_AT = 2000  # files, to find out whether there are media
 
 
@@ -19,17 +21,20 @@ def detect(store: Store) -> bool:
     """Whether it is a folder with media files in it."""
     if not store.is_folder():
         return False
-    files = _walk(store) if store.local else iter(store.files())
+    files = _walk(store) if store.local else iter(data_files(store))
     for number, file in enumerate(files):
         if number >= _LOOKED_AT:
             return False
-        if not _hidden(file.path) and media_kind(extension_of(file.path)):
+        if media_kind(extension_of(file.path)):
             return True
     return False
 
 
 def list_files(store: Store) -> list[File]:
-    """List the files below a folder; hidden ones and what lies in hidden folders are not listed.
+    """List the files below a folder that are data.
+
+    Hidden files, tables and what jobs keep beside them are none, nor is the index that LitData's
+    `StreamingRawDataset` leaves; see `destrier.formats.listing.data_files`.
 
     Raises:
         SourceError: If it is no folder, or has what cannot be read.
@@ -38,12 +43,8 @@ def list_files(store: Store) -> list[File]:
         what = "is a file, not a folder" if store.stat() else "is not there"
         raise SourceError(f"{store.shown} {what}", file=store.shown)
     if not store.local:
-        return [file for file in store.files() if not _hidden(file.path)]
+        return [file for file in data_files(store) if file.path.rpartition("/")[2] != _INDEX]
     return sorted(_walk(store), key=lambda file: natural(file.path))
-
-
-def _hidden(path: str) -> bool:
-    return path.startswith(".") or "/." in path
 
 
 def _walk(store: Store) -> Iterator[File]:
@@ -54,7 +55,10 @@ def _walk(store: Store) -> Iterator[File]:
         prefix, folder, above = pending.pop()
         try:
             with os.scandir(folder) as entries:
-                found = [(entry.name, entry.stat()) for entry in entries if entry.name[0] != "."]
+                there = {entry.name: entry for entry in entries}
+            if prefix and TABLE_MARK in there and there[TABLE_MARK].is_dir():
+                continue  # a table
+            found = [(name, entry.stat()) for name, entry in there.items() if not _is_none(name)]
         except OSError as error:
             raise SourceError(
                 f"{error.filename or folder}: {error.strerror}", file=folder
@@ -73,6 +77,11 @@ def _walk(store: Store) -> Iterator[File]:
                     "with a name that begins with a dot",
                     file=store.show(path),
                 )
+
+
+def _is_none(name: str) -> bool:
+    """Whether a file or folder is no data, by its name."""
+    return is_hidden(name) or is_own(name) or name == _INDEX
 
 
 def _identity(info: os.stat_result) -> tuple[int, int]:

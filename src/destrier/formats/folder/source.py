@@ -95,13 +95,14 @@ def open_source(
 
 @dataclass(frozen=True)
 class _Run:
-    """Consecutive rows: the files they need, and what is known of them already."""
+    """Consecutive rows: the files they need, what is known already, and where they come from."""
 
     first: int
     count: int
     files: dict[str, list[File | None]]
     texts: dict[str, list[File | None]]
     values: bytes
+    origins: list[File | None]
 
 
 class FolderSource(FileSource):
@@ -161,6 +162,7 @@ class FolderSource(FileSource):
         for column in read.values():
             sizes += np.array([0 if file is None else file.size for file in column])
         whole = pa.RecordBatch.from_pydict(values) if values else None
+        origins = _origins(rows)
         for first, stop in _runs(sizes.tolist(), _UNIT_BYTES, _UNIT_ROWS):
             count = stop - first
             part = b"" if whole is None else whole.slice(first, count).serialize().to_pybytes()
@@ -170,9 +172,17 @@ class FolderSource(FileSource):
                 {name: column[first:stop] for name, column in files.items()},
                 {name: column[first:stop] for name, column in texts.items()},
                 part,
+                origins[first:stop],
             )
             name = f"{self.shown}, rows {first} to {stop - 1}"
             yield Unit(name, count, int(sizes[first:stop].sum()), run)
+
+    def origins(self, unit: Unit, start: int, count: int) -> tuple[pa.Array, pa.Array]:
+        """See `Source.origins`: a file is a row, or several are one, of which it is the first."""
+        files = unit.place.origins[start : start + count]
+        shown = [None if file is None else self.store.show(file.path) for file in files]
+        rows = [None if file is None else 0 for file in files]
+        return pa.array(shown, pa.string()), pa.array(rows, pa.int64())
 
     def read(self, unit: Unit, schema: pa.Schema | None) -> Iterator[pa.RecordBatch]:
         """Read the files of a run of rows; see `destrier.writing.source.Source.read`."""
@@ -264,6 +274,15 @@ class FolderSource(FileSource):
         return link_array(
             pa.array(uris, pa.string()), [0] * len(known), sizes, sizes, stamps, valid
         )
+
+
+def _origins(rows: Rows) -> list[File | None]:
+    """The first file of each row, whether its column is kept or not."""
+    columns = [*rows.files.values(), *rows.texts.values()]
+    return [
+        next((column[row] for column in columns if column[row] is not None), None)
+        for row in range(rows.count)
+    ]
 
 
 def _runs(sizes: Sequence[int], most_bytes: int, most_rows: int) -> Iterator[tuple[int, int]]:

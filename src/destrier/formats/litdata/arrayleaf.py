@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from destrier.formats.gather import binary, packed
 from destrier.formats.litdata.arrays import (
     NUMPY_TYPES,
     TORCH_TYPES,
@@ -16,7 +17,6 @@ from destrier.formats.litdata.arrays import (
     other_dtype,
 )
 from destrier.formats.litdata.cells import Cells, Codec
-from destrier.formats.litdata.gather import binary, packed
 from destrier.formats.litdata.places import Place
 
 __all__ = ["ArrayCodec"]

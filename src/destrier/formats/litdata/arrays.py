@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from destrier.formats.litdata.gather import (
+from destrier.formats.gather import (
     MOST_OFFSETS,
     Bytes,
     Ints,
@@ -21,6 +21,7 @@ from destrier.formats.litdata.gather import (
     primitive,
 )
 from destrier.formats.litdata.places import Place
+from destrier.formats.ragged import ragged_type
 
 __all__ = ["NUMPY_TYPES", "TORCH_TYPES", "ArrayCells", "Shapes", "decode_arrays", "value_type"]
 
@@ -154,7 +155,7 @@ class Shapes:
         rank = None if self.rank is None else self.rank + len(extra)
         if rank == 1:
             return pa.list_(kind)
-        return pa.struct([("shape", pa.list_(pa.int32())), ("values", pa.list_(kind))])
+        return ragged_type(kind)
 
 
 def other_dtype(found: Any, wanted: Any) -> str:

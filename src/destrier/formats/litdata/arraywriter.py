@@ -9,20 +9,17 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from destrier.formats.gather import Ints, as_bytes, even, joined, list_offsets, uneven
 from destrier.formats.litdata.arrays import NUMPY_TYPES, TORCH_TYPES
-from destrier.formats.litdata.gather import Ints, as_bytes, list_offsets
+from destrier.formats.ragged import is_ragged
 
 __all__ = [
     "LeafError",
     "Written",
     "array_written",
     "check_whole",
-    "even",
-    "joined",
     "numbers_of",
-    "uneven",
 ]
 
 _INNER_NULL = "has a null in its list, which LitData's arrays cannot hold"
@@ -51,26 +48,6 @@ class Written:
 
     encoding: str
     encode: Callable[[pa.Array], pa.LargeBinaryArray]
-
-
-def even(data: Any, count: int, size: int) -> pa.LargeBinaryArray:
-    """Values of one size as bytes."""
-    offsets = np.arange(count + 1, dtype=np.int64) * size
-    return pa.Array.from_buffers(
-        pa.large_binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)]
-    )
-
-
-def uneven(data: Any, offsets: Ints) -> pa.LargeBinaryArray:
-    """Values between offsets as bytes."""
-    return pa.Array.from_buffers(
-        pa.large_binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)]
-    )
-
-
-def joined(*parts: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
-    """The bytes of several columns, row by row."""
-    return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.large_binary()))
 
 
 @dataclass(frozen=True)
@@ -154,15 +131,6 @@ def _value_name(kind: pa.DataType) -> str | None:
     return str(np.dtype(kind.to_pandas_dtype()))
 
 
-def _is_shaped(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_struct(kind)
-        and [field.name for field in kind] == ["shape", "values"]
-        and kind.field(0).type == pa.list_(pa.int32())
-        and pa.types.is_list(kind.field(1).type)
-    )
-
-
 def array_written(name: str, rest: str, kind: pa.DataType) -> Written | None:
     """An array leaf for a type, or None if the type holds no arrays.
 
@@ -174,7 +142,7 @@ def array_written(name: str, rest: str, kind: pa.DataType) -> Written | None:
     Raises:
         ValueError: If it is an array that LitData does not have.
     """
-    shaped = _is_shaped(kind)
+    shaped = is_ragged(kind)
     lists = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     fixed = isinstance(kind, pa.FixedShapeTensorType) or pa.types.is_fixed_size_list(kind)
     number_alone = name == "tensor" and pa.types.is_primitive(kind)  # without a dimension

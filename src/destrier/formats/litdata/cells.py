@@ -8,15 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from destrier.formats.litdata.gather import (
-    MOST_OFFSETS,
-    Bytes,
-    Ints,
-    binary,
-    fixed,
-    list_offsets,
-    packed,
-)
+from destrier.formats.gather import MOST_OFFSETS, Bytes, Ints, binary, fixed, text
 from destrier.formats.litdata.places import Place
 
 __all__ = ["Cells", "Codec", "text_array"]
@@ -95,21 +87,7 @@ class Codec(ABC):
 
 def text_array(cells: Cells) -> pa.Array:
     """Text, checked to be UTF-8."""
-    values = cells.whole()
     total = int(cells.sizes.sum())
     if total > MOST_OFFSETS:
         raise cells.place.damaged(f"has {total:,} bytes, more than a string holds", 0)
-    offsets = list_offsets(cells.sizes).astype(np.int32)
-    text = pa.Array.from_buffers(
-        pa.string(), len(cells.sizes), [None, pa.py_buffer(offsets), pa.py_buffer(packed(values))]
-    )
-    try:
-        text.validate(full=True)
-    except pa.ArrowInvalid:
-        for row, value in enumerate(values.to_pylist()):
-            try:
-                value.decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise cells.place.damaged(f"is not UTF-8: {error}", row) from None
-        raise
-    return text
+    return text(cells.whole(), lambda row, problem: cells.place.damaged(problem, row))

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from destrier.files import Store
+from destrier.formats.gather import Bytes, Ints, as_bytes, list_offsets
 from destrier.formats.litdata.encryption import Cipher
-from destrier.formats.litdata.gather import Bytes, Ints, as_bytes, list_offsets
 from destrier.formats.litdata.index import Chunk, Config
 from destrier.formats.litdata.places import Place
 from destrier.formats.litdata.zstd import content_sizes, inflate, inflate_frames
@@ -86,10 +86,16 @@ class Body(ABC):
 
 @dataclass
 class Rows(Body):
-    """The rows of a chunk as an Arrow file or stream."""
+    """The rows of a chunk as an Arrow file or stream, in a range of the chunk."""
 
     rows: int
-    ipc: pa.Buffer
+    raw: Raw
+    start: int
+    size: int
+
+    def read(self, most: int | None = None) -> pa.Buffer:
+        """All of its bytes, or the first ones."""
+        return self.raw.read(self.start, self.size if most is None else min(most, self.size))
 
 
 class Items(Body):
@@ -274,7 +280,7 @@ def open_body(store: Store, chunk: Chunk, config: Config, cipher: Cipher | None)
             f"has {raw.size:,} bytes, too few for the offsets of {rows:,} samples: it is cut off"
         )
     if _is_arrow(raw):
-        return Rows(rows, _ipc(raw, place))
+        return _arrow_rows(rows, raw, place)
     offsets = np.frombuffer(raw.read(4, header - 4), "<u4").astype(np.int64)
     _check_offsets(offsets, header, raw.size, place)
     classic = Classic(rows, raw, offsets, in_file)
@@ -345,13 +351,13 @@ def _is_arrow(raw: Raw) -> bool:
     return bool(raw.read(raw.size - 8, 8).to_pybytes() == ARROW_MAGIC)
 
 
-def _ipc(raw: Raw, place: Place) -> pa.Buffer:
+def _arrow_rows(rows: int, raw: Raw, place: Place) -> Rows:
     tail = raw.read(raw.size - _FOOTER.size, _FOOTER.size).to_pybytes()
     size, _ = _FOOTER.unpack(tail)
     start = raw.size - _FOOTER.size - size
     if start < 0 or size == 0:
         raise place.damaged(f"its Arrow rows claim {size:,} bytes of {raw.size:,}")
-    return raw.read(start, size)
+    return Rows(rows, raw, start, size)
 
 
 def _framed(raw: Raw, head: bytes, chunk: Chunk, place: Place) -> Items:

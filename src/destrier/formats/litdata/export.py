@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from destrier.errors import ArgumentError, ColumnError, SourceError, WriteError
 from destrier.files import Store
+from destrier.formats.gather import as_bytes, list_offsets, packed
 from destrier.formats.litdata.arrays import NUMPY_TYPES, TORCH_TYPES
 from destrier.formats.litdata.arraywriter import LeafError, Written, numbers_of
-from destrier.formats.litdata.gather import as_bytes, list_offsets, packed
 from destrier.formats.litdata.index import INDEX
 from destrier.formats.litdata.leaves import PREFIX
 from destrier.formats.litdata.spec import Node, dump_spec, load_spec
@@ -97,7 +97,7 @@ class LitDataSink(Sink):
             if plan is None or chunks is None:
                 plan = self._plan(batch.schema)
                 chunks = _Chunks(store, number, self.chunk_bytes, plan.loader == "TokensLoader")
-            chunks.add(*_items(plan, batch, number, rows))
+            chunks.add(*_items(plan, batch, rows))
             rows += batch.num_rows
         if plan is None or chunks is None:
             return {"chunks": [], "config": None}
@@ -267,17 +267,11 @@ def _token_bytes(array: pa.Array) -> pa.LargeBinaryArray:
     )
 
 
-def _items(
-    plan: _Plan, batch: pa.RecordBatch, number: int, rows: int
-) -> tuple[pa.LargeBinaryArray, Any]:
+def _items(plan: _Plan, batch: pa.RecordBatch, rows: int) -> tuple[pa.LargeBinaryArray, Any]:
     """The items of a batch, and for tokens how many each has."""
 
     def fault(leaf: _Leaf, row: int, what: str) -> SourceError:
-        return SourceError(
-            f"row {rows + row} of range {number}, column {leaf.column!r}, {what}",
-            row=rows + row,
-            column=leaf.column,
-        )
+        return SourceError(f"column {leaf.column!r} {what}", row=rows + row, column=leaf.column)
 
     parts = []
     for leaf in plan.leaves:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
 
 from destrier.formats.litdata.zstd import content_size
 
-__all__ = ["open_stream"]
+__all__ = ["decode_names", "open_stream", "stream_schema"]
 
 _MAGIC = b"ARROW1\0\0"
 _ALIGNMENT = 64
@@ -26,14 +27,38 @@ def open_stream(ipc: pa.Buffer) -> pa.RecordBatchReader:
         ValueError: If a compressed buffer claims a size that it cannot have.
         pa.ArrowException: If it is damaged otherwise.
     """
-    if ipc.slice(0, len(_MAGIC)).to_pybytes() == _MAGIC:
-        ipc = ipc.slice(len(_MAGIC))  # a file is a stream with an index behind it
+    ipc = _stream(ipc)
     if ipc.address % _ALIGNMENT:
         ipc = pa.py_buffer(bytearray(ipc))  # what is not compressed inside would stay misaligned
     for message in pa.ipc.MessageReader.open_stream(ipc):
         if message.type == "record batch":
             _check(message)
     return pa.ipc.open_stream(ipc)
+
+
+def stream_schema(head: pa.Buffer) -> pa.Schema:
+    """The schema with which an Arrow file or stream begins, checked to be text.
+
+    Raises:
+        pa.ArrowException: If it is damaged, or longer than what is given.
+        UnicodeDecodeError: If a name is not UTF-8.
+    """
+    schema = pa.ipc.read_schema(_stream(head))
+    decode_names(schema)
+    return schema
+
+
+def decode_names(fields: Iterable[pa.Field]) -> None:
+    """Raise UnicodeDecodeError if a name is not UTF-8."""
+    for field in fields:
+        _ = field.name
+        if pa.types.is_nested(field.type):
+            decode_names(field.type.field(i) for i in range(field.type.num_fields))
+
+
+def _stream(ipc: pa.Buffer) -> pa.Buffer:
+    """The stream in a file, which has an index behind it."""
+    return ipc.slice(len(_MAGIC)) if ipc.slice(0, len(_MAGIC)).to_pybytes() == _MAGIC else ipc
 
 
 def _check(message: Any) -> None:

@@ -8,8 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from destrier.errors import SourceError
-from destrier.formats.litdata.cells import Cells, Codec, text_array
-from destrier.formats.litdata.gather import (
+from destrier.formats.gather import (
     MOST_OFFSETS,
     Ints,
     binary,
@@ -18,6 +17,7 @@ from destrier.formats.litdata.gather import (
     packed,
     primitive,
 )
+from destrier.formats.litdata.cells import Cells, Codec, text_array
 from destrier.formats.litdata.nested import (
     BOOL_LIST,
     FLOAT_LIST,

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from destrier.errors import SchemaError, SourceError
+from destrier.formats.gather import binary, fixed, list_offsets, packed, primitive
 from destrier.formats.litdata.arrayleaf import ArrayCodec
 from destrier.formats.litdata.cells import Cells, Codec, text_array
-from destrier.formats.litdata.gather import binary, fixed, list_offsets, packed, primitive
 from destrier.formats.litdata.jsonleaf import JsonCodec
 from destrier.formats.litdata.nested import natural_type
 from destrier.formats.media import content_type

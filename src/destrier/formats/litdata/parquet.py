@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from destrier.errors import ArgumentError, DestrierError, SchemaError
+from destrier.formats.batches import checked, split
 from destrier.formats.litdata.index import Chunk
 from destrier.formats.litdata.places import Place
 from destrier.formats.litdata.reading import Dataset, Reading, chosen
-from destrier.formats.tabular.batches import checked, split
 from destrier.formats.tabular.kinds import convert, kept_field
 from destrier.writing.source import BATCH_BYTES
 

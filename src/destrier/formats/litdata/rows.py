@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+import contextlib
+from collections.abc import Collection, Iterator
 
 import pyarrow as pa
 
 from destrier.errors import SchemaError, SourceError
+from destrier.formats.batches import checked, gathered, split
 from destrier.formats.litdata.chunk import Rows
-from destrier.formats.litdata.ipc import open_stream
+from destrier.formats.litdata.ipc import decode_names, open_stream, stream_schema
 from destrier.formats.litdata.places import Place
 from destrier.formats.litdata.reading import column_field
-from destrier.formats.tabular.batches import checked, gathered, split
 
 __all__ = ["Merged", "read_rows", "rows_schema"]
 
+_HEAD_BYTES = 64 << 10  # which hold most schemas
 _FAILURES = (pa.ArrowException, OSError, MemoryError, ValueError, TypeError, KeyError)
 
 
@@ -118,19 +120,18 @@ def _kept(kind: pa.DataType, name: str, file: str) -> pa.DataType:
 
 def _open(rows: Rows, place: Place) -> pa.RecordBatchReader:
     try:
-        reader = open_stream(rows.ipc)
-        _decode_names(reader.schema)
+        reader = open_stream(rows.read())
+        decode_names(reader.schema)
         return reader
     except _FAILURES as error:
         raise place.damaged(f"its Arrow rows are damaged: {error}") from None
 
 
-def _decode_names(fields: Iterable[pa.Field]) -> None:
-    """Raise UnicodeDecodeError if a name is not UTF-8."""
-    for field in fields:
-        _ = field.name
-        if pa.types.is_nested(field.type):
-            _decode_names(field.type.field(i) for i in range(field.type.num_fields))
+def _read_schema(rows: Rows, place: Place) -> pa.Schema:
+    head = rows.read(_HEAD_BYTES)
+    with contextlib.suppress(*_FAILURES):  # it may be longer
+        return stream_schema(head)
+    return _open(rows, place).schema
 
 
 def rows_schema(rows: Rows, place: Place) -> pa.Schema:
@@ -139,7 +140,7 @@ def rows_schema(rows: Rows, place: Place) -> pa.Schema:
     Raises:
         SourceError: If it is damaged.
     """
-    schema = _open(rows, place).schema
+    schema = _read_schema(rows, place)
     if len(set(schema.names)) < len(schema.names):
         raise place.damaged(f"has a column twice: {', '.join(schema.names)}")
     return schema

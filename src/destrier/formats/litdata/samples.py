@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from destrier.errors import ArgumentError, SchemaError
+from destrier.formats.gather import fixed
 from destrier.formats.litdata.cells import Cells, Codec
 from destrier.formats.litdata.chunk import Classic, Items, Rows, Window
-from destrier.formats.litdata.gather import fixed
 from destrier.formats.litdata.index import Chunk
 from destrier.formats.litdata.leaves import leaf_codec
 from destrier.formats.litdata.places import Place
@@ -26,6 +26,7 @@ from destrier.writing.source import LINK, SOURCE_KEY
 __all__ = ["Samples"]
 
 _THREADS = 16
+_MOST_HELD = 128 << 20  # of chunks that are held as a whole while their schemas are read
 _LINKED = ("", "s3", "s3a", "gs", "gcs", "az", "abfs")
 
 
@@ -45,17 +46,28 @@ class Samples(Reading):
         body = dataset.body(first)
         if dataset.link:
             self._check_link(body)
-        if isinstance(body, Items):
+        if not isinstance(body, Rows):
+            assert isinstance(body, Items)
             return self._leaf_schema(first, body)
         merged = Merged(promote=self.promote, columns=dataset.columns)
-        with ThreadPoolExecutor(_THREADS) as pool:
-            schemas = pool.map(self._chunk_schema, dataset.index.chunks)
-            for chunk, schema in zip(dataset.index.chunks, schemas, strict=True):
+        merged.add(rows_schema(body, dataset.place(first)), dataset.place(first).file)
+        others = dataset.index.chunks[1:]
+        with ThreadPoolExecutor(self._threads) as pool:
+            for chunk, schema in zip(others, pool.map(self._chunk_schema, others), strict=True):
                 merged.add(schema, dataset.place(chunk).file)
         whole = merged.schema
         names = chosen(merged.names, dataset.columns, dataset.store.shown)
         fields = [whole.field(name) for name in names]
         return pa.schema(fields, metadata=_source_metadata({"rows": "arrow"}))
+
+    @property
+    def _threads(self) -> int:
+        """How many chunks are opened at once: fewer where each is held as a whole."""
+        index = self.dataset.index
+        if not index.config.whole_file and index.config.encryption is None:
+            return _THREADS
+        largest = max(max(chunk.nbytes, chunk.file.size, 1) for chunk in index.chunks)
+        return min(_THREADS, max(_MOST_HELD // largest, 1))
 
     def _chunk_schema(self, chunk: Chunk) -> pa.Schema:
         body = self.dataset.body(chunk)

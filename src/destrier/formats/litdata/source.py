@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -23,6 +24,14 @@ from destrier.formats.tabular.kinds import check_names
 from destrier.writing.source import FileSource, Unit
 
 __all__ = ["LitDataSource", "open_source"]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The place of a unit: a chunk, and the keys of its rows."""
+
+    chunk: Chunk
+    keys: pa.Array | None
 
 
 class LitDataSource(FileSource):
@@ -66,29 +75,30 @@ class LitDataSource(FileSource):
                 f"{self.shown} has a column {self._key_column!r} and keys beside its samples: "
                 "pass key_column= with another name for the keys, or None to leave them out"
             )
-        return self._own.append(pa.field(self._key_column, self._keys.type))
+        return self._own.append(pa.field(self._key_column, self._units[0].place.keys.type))
 
     @cached_property
-    def _keys(self) -> pa.Array:
-        return read_keys(self._reading.dataset.store, self._index)
-
-    @cached_property
-    def _starts(self) -> list[int]:
-        starts = [0]
+    def _units(self) -> list[Unit]:
+        store = self._reading.dataset.store
+        keys = None if self._key_column is None else read_keys(store, self._index)
+        units = []
+        first = 0
         for chunk in self._index.chunks:
-            starts.append(starts[-1] + chunk.rows)
-        return starts
+            rows = self._reading.rows(chunk)
+            # a copy, so that a worker is given no keys of other chunks
+            own = None if keys is None else keys.take(pa.array(range(first, first + rows)))
+            shown = store.show(chunk.file.path)
+            units.append(Unit(shown, rows, chunk.file.size, _Part(chunk, own), file=shown))
+            first += rows
+        return units
 
     def __getstate__(self) -> dict[str, Any]:
-        # keys may be many: each process reads them once, if it needs them
-        return {name: value for name, value in self.__dict__.items() if name != "_keys"}
+        # a worker is given the units that it reads
+        return {name: value for name, value in self.__dict__.items() if name != "_units"}
 
     def units(self) -> list[Unit]:
         """One for each chunk."""
-        return [
-            Unit(chunk.file.path, self._reading.rows(chunk), chunk.file.size, number)
-            for number, chunk in enumerate(self._index.chunks)
-        ]
+        return list(self._units)
 
     def identity(self) -> Iterable[Any]:
         """Files with size and time, and the options."""
@@ -98,15 +108,15 @@ class LitDataSource(FileSource):
     def read(self, unit: Unit, schema: pa.Schema | None) -> Iterator[pa.RecordBatch]:
         """Read a chunk."""
         schema = self.schema if schema is None else schema
-        chunk = self._index.chunks[unit.place]
-        if self._key_column is None:
-            yield from self._counted(chunk, schema)
+        part: _Part = unit.place
+        if self._key_column is None or part.keys is None:
+            yield from self._counted(part.chunk, schema)
             return
         number = schema.get_field_index(self._key_column)
-        first = self._starts[unit.place]
-        for batch in self._counted(chunk, schema.remove(number)):
+        first = 0
+        for batch in self._counted(part.chunk, schema.remove(number)):
             arrays = list(batch.columns)
-            arrays.insert(number, self._keys.slice(first, batch.num_rows))
+            arrays.insert(number, part.keys.slice(first, batch.num_rows))
             first += batch.num_rows
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from destrier.errors import ArgumentError, SourceError
+from destrier.formats.gather import as_bytes, binary, fixed, list_offsets, packed
 from destrier.formats.litdata.arrays import (
     NUMPY_TYPES,
     TORCH_TYPES,
@@ -19,7 +20,6 @@ from destrier.formats.litdata.arrays import (
     decode_arrays,
 )
 from destrier.formats.litdata.chunk import Window
-from destrier.formats.litdata.gather import as_bytes, binary, fixed, list_offsets, packed
 from destrier.formats.litdata.index import Chunk
 from destrier.formats.litdata.places import Place
 from destrier.formats.litdata.reading import Dataset, Reading, chosen, column_field

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from destrier.errors import ArgumentError, SourceError
+from destrier.formats.gather import MOST_OFFSETS, as_bytes, primitive
 from destrier.formats.litdata.arrays import NUMPY_TYPES, TORCH_TYPES, value_type
-from destrier.formats.litdata.gather import MOST_OFFSETS, as_bytes, primitive
 from destrier.formats.litdata.index import Chunk
 from destrier.formats.litdata.places import Place
 from destrier.formats.litdata.reading import Dataset, Reading, chosen, column_field

@@ -10,16 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from destrier.formats.litdata.arraywriter import (
-    LeafError,
-    Written,
-    array_written,
-    check_whole,
-    even,
-    joined,
-    uneven,
-)
-from destrier.formats.litdata.gather import Bytes, list_offsets, packed
+from destrier.formats.gather import Bytes, even, joined, list_offsets, packed, uneven
+from destrier.formats.litdata.arraywriter import LeafError, Written, array_written, check_whole
 from destrier.formats.litdata.leaves import PIL_TYPE, PREFIX
 from destrier.formats.litdata.nested import encode_nested
 from destrier.formats.media import CONTENT_TYPE_KEY

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from destrier.formats.litdata.gather import Bytes, Ints, fixed
+from destrier.formats.gather import Bytes, Ints, fixed
 
 __all__ = ["content_size", "content_sizes", "inflate", "inflate_frames"]
 
@@ -26,16 +26,20 @@ def content_size(frame: memoryview) -> int | None:
         raise ValueError("no zstd data where it should begin")
     if len(frame) < 6:
         raise ValueError("zstd data are cut off")
-    descriptor = frame[4]
-    single = bool(descriptor & 0x20)
-    at = 5 + (0 if single else 1) + (0, 1, 2, 4)[descriptor & 3]
-    width = (1 if single else 0, 2, 4, 8)[descriptor >> 6]
+    at, width = _size_field(frame[4])
     if width == 0:
         return None
     if len(frame) < at + width:
         raise ValueError("zstd data are cut off")
     size = int.from_bytes(frame[at : at + width], "little")
     return size + 256 if width == 2 else size
+
+
+def _size_field(descriptor: int) -> tuple[int, int]:
+    """Where a frame's header has its size, and in how many bytes, by the header's first byte."""
+    single = bool(descriptor & 0x20)
+    at = 5 + (0 if single else 1) + (0, 1, 2, 4)[descriptor & 3]
+    return at, (1 if single else 0, 2, 4, 8)[descriptor >> 6]
 
 
 def content_sizes(data: Bytes, bounds: Ints) -> Ints | None:
@@ -52,9 +56,7 @@ def content_sizes(data: Bytes, bounds: Ints) -> Ints | None:
         return None
     sizes = np.empty(len(starts), np.int64)
     for descriptor in np.unique(heads[:, 4]).tolist():
-        single = bool(descriptor & 0x20)
-        at = 5 + (0 if single else 1) + (0, 1, 2, 4)[descriptor & 3]
-        width = (1 if single else 0, 2, 4, 8)[descriptor >> 6]
+        at, width = _size_field(descriptor)
         rows = np.flatnonzero(heads[:, 4] == descriptor)
         if width == 0 or lengths[rows].min() < at + width:
             return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from destrier.errors import ArgumentError
 from destrier.files import Store
 from destrier.formats.mds.columns import Options
 from destrier.formats.mds.discover import detect
@@ -23,7 +24,8 @@ def open_source(
     signed: bool = False,
     bad_utf8: str = "error",
     decimals: str | Mapping[str, str] = "text",
-    arrays: str = "auto",
+    ragged: bool | Sequence[str] = False,
+    raw_arrays: bool | Sequence[str] = False,
 ) -> MdsSource:
     """Open an MDS dataset.
 
@@ -41,9 +43,10 @@ def open_source(
         decimals: What ``str_int`` and ``str_decimal`` columns, and ``int`` columns of text shards,
             become: ``"text"`` (int64 in text shards), ``"int64"`` or ``"decimal(P, S)"``; for all
             of them, or by column.
-        arrays: What ``ndarray`` columns of any shape become. ``"auto"``: lists, if the array of the
-            first row has one dimension, else a struct of shape and values. ``"struct"``: always
-            that. ``"raw"``: a struct of dtype, shape and bytes, for arrays of more than one dtype.
+        ragged: The ``ndarray`` columns that are structs of shape and values even if the array of
+            the first row has one dimension, which otherwise makes lists; True for all.
+        raw_arrays: The ``ndarray`` columns that are structs of dtype, shape and bytes, for arrays
+            of more than one dtype; True for all.
 
     Raises:
         SourceError: If the dataset is damaged or an encoding is unknown.
@@ -62,6 +65,13 @@ def open_source(
         signed=signed,
         bad_utf8=bad_utf8,
         decimals=decimals,
-        arrays=arrays,
+        ragged=_columns("ragged", ragged),
+        raw_arrays=_columns("raw_arrays", raw_arrays),
     )
     return MdsSource(store, columns, options)
+
+
+def _columns(option: str, chosen: bool | Sequence[str]) -> bool | tuple[str, ...]:
+    if isinstance(chosen, str):
+        raise ArgumentError(f"{option} is True or a list of columns: pass [{chosen!r}]")
+    return chosen if isinstance(chosen, bool) else tuple(chosen)

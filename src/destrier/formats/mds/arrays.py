@@ -10,15 +10,23 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from destrier.formats.mds.cells import Cells, Ints, bounds_of, join, offsets_of, pieces
+from destrier.formats.gather import (
+    MOST_OFFSETS,
+    Ints,
+    bounds_of,
+    even,
+    joined,
+    list_offsets,
+    uneven,
+)
+from destrier.formats.mds.cells import Cells
 from destrier.formats.mds.encodings import DTYPES, Encoding, Fail
+from destrier.formats.ragged import SHAPE, ragged_type
 
 __all__ = ["Ragged", "Tensor", "array_encoding", "refuse_nulls"]
 
 _NAMES = {code: dtype for dtype, code in DTYPES.items()}
-_INT32 = (1 << 31) - 1
 _DIMENSIONS = 63
-_SHAPE = pa.list_(pa.int32())
 
 
 def array_encoding(name: str) -> Tensor | Ragged:
@@ -38,7 +46,7 @@ def array_encoding(name: str) -> Tensor | Ragged:
     if not all(part.isascii() and part.isdecimal() and 0 < len(part) < 11 for part in dimensions):
         raise ValueError(name)
     shape = tuple(int(part) for part in dimensions)
-    if not 0 < math.prod(shape) <= _INT32:
+    if not 0 < math.prod(shape) <= MOST_OFFSETS:
         raise ValueError(name)
     return Tensor(name, dtype, shape)
 
@@ -77,7 +85,7 @@ class Tensor(Encoding):
         """The values side by side."""
         values = array.storage.flatten()
         refuse_nulls(values, fail, np.arange(len(array) + 1) * math.prod(self.shape))
-        return pieces(self.width, _data(values, self.dtype), len(array))
+        return even(_data(values, self.dtype), len(array), self.width)
 
 
 @dataclass(frozen=True)
@@ -105,26 +113,26 @@ class Ragged(Encoding):
         """As the form says."""
         if self.form == "raw":
             return pa.struct(
-                [("dtype", pa.string()), ("shape", _SHAPE), ("values", pa.large_binary())]
+                [("dtype", pa.string()), ("shape", SHAPE), ("values", pa.large_binary())]
             )
         assert self.dtype is not None
-        values = pa.list_(_arrow(self.dtype))
-        return values if self.form == "list" else pa.struct([("shape", _SHAPE), ("values", values)])
+        items = _arrow(self.dtype)
+        return pa.list_(items) if self.form == "list" else ragged_type(items)
 
-    def resolved(self, first: Cells | None, arrays: str) -> Ragged:
+    def resolved(self, first: Cells | None, form: str | None) -> Ragged:
         """What the first row makes of it.
 
         Args:
             first: A single value, or None if there are no rows.
-            arrays: ``"auto"``, ``"struct"`` or ``"raw"``.
+            form: ``"struct"`` or ``"raw"`` if that is chosen, None for what the first row shows.
         """
-        if arrays == "raw" or (first is None and self.dtype is None):
+        if form == "raw" or (first is None and self.dtype is None):
             return replace(self, form="raw")
         if first is None:
             return replace(self, form="struct")
         codes, heads = self._heads(first)
         dtype = self.dtype or _NAMES[int(codes[0])]
-        flat = arrays == "auto" and int(heads[0]) >> 2 == 1
+        flat = form is None and int(heads[0]) >> 2 == 1
         return replace(self, dtype=dtype, form="list" if flat else "struct")
 
     @classmethod
@@ -161,7 +169,7 @@ class Ragged(Encoding):
             raise cells.differ(
                 index,
                 f"has {dimensions[index]} dimensions, but the first row has one",
-                'arrays="struct" keeps shapes beside the values',
+                f"ragged=[{cells.column!r}] keeps shapes beside the values",
             )
         begin = np.int64(1 + self.tagged)
         head_bytes = begin + dimensions * (1 << (heads & 3).astype(np.int64))
@@ -185,7 +193,7 @@ class Ragged(Encoding):
             return pa.StructArray.from_arrays(made, fields=list(self.type))
         amounts = sizes // itemsizes
         cells.fits(amounts, "values")
-        bounds = offsets_of(amounts)
+        bounds = list_offsets(amounts)
         assert self.dtype is not None
         kind = _arrow(self.dtype)
         flat = _values(kind, values.bytes().buffers()[2], int(bounds[-1]))
@@ -213,7 +221,7 @@ class Ragged(Encoding):
                     index,
                     f"is an array of {_NAMES[int(codes[index])]}, but the first row's is of "
                     f"{self.dtype}",
-                    'arrays="raw" keeps dtype, shape and bytes of each',
+                    f"raw_arrays=[{cells.column!r}] keeps dtype, shape and bytes of each",
                 )
         return sizes[self._codes(codes)]
 
@@ -231,11 +239,11 @@ class Ragged(Encoding):
         head = _encode_shapes(dimensions, sides, lengths, fail)
         assert self.dtype is not None
         size = np.dtype(self.dtype).itemsize
-        parts = [head, pieces(lengths * size, _data(flat, self.dtype), len(array))]
+        parts = [head, uneven(_data(flat, self.dtype), list_offsets(lengths * size))]
         if self.tagged:
             code = np.full(len(array), DTYPES[self.dtype], np.uint8)
-            parts.insert(0, pieces(1, code, len(array)))
-        return join(parts)
+            parts.insert(0, even(code, len(array), 1))
+        return joined(*parts)
 
     def _encode_raw(self, array: pa.Array, fail: Fail) -> pa.LargeBinaryArray:
         names = array.field("dtype").to_pylist()
@@ -253,8 +261,8 @@ class Ragged(Encoding):
         parts = [_encode_shapes(dimensions, sides, lengths // itemsizes, fail), values]
         if self.tagged:
             codes = np.array([DTYPES[name] for name in names], np.uint8)
-            parts.insert(0, pieces(1, codes, len(array)))
-        return join(parts)
+            parts.insert(0, even(codes, len(array), 1))
+        return joined(*parts)
 
 
 def _values(kind: pa.DataType, buffer: pa.Buffer | None, count: int) -> pa.Array:
@@ -264,7 +272,7 @@ def _values(kind: pa.DataType, buffer: pa.Buffer | None, count: int) -> pa.Array
 def _shapes(cells: Cells, heads: NDArray[np.uint8], begin: int) -> tuple[pa.Array, NDArray[Any]]:
     """The shapes as lists, and their products as floats, which do not overflow."""
     dimensions = (heads >> 2).astype(np.int64)
-    bounds = offsets_of(dimensions)
+    bounds = list_offsets(dimensions)
     flat = np.zeros(int(bounds[-1]), np.int32)
     counts = np.ones(len(cells), np.float64)
     for head in np.unique(heads).tolist():  # values with one head have sides of one width
@@ -281,7 +289,7 @@ def _shapes(cells: Cells, heads: NDArray[np.uint8], begin: int) -> tuple[pa.Arra
             cells.column,
         )
         sides = part.fixed(f"V{rank * width}", begin).view(f"<u{width}").reshape(-1, rank)
-        large = (sides > _INT32).any(axis=1)
+        large = (sides > MOST_OFFSETS).any(axis=1)
         if large.any():
             index = int(np.argmax(large))
             raise part.fail(index, f"has an array of shape {sides[index].tolist()}, too large")
@@ -293,7 +301,7 @@ def _shapes(cells: Cells, heads: NDArray[np.uint8], begin: int) -> tuple[pa.Arra
 def _encode_shapes(dimensions: Ints, sides: Ints, counts: Ints, fail: Fail) -> pa.LargeBinaryArray:
     """Head byte and sides, in the narrowest width that holds the largest side."""
     count = len(dimensions)
-    bounds = offsets_of(dimensions)
+    bounds = list_offsets(dimensions)
     heads: list[bytes] = []
     for index in range(count):
         shape = sides[bounds[index] : bounds[index + 1]].tolist()

@@ -24,7 +24,6 @@ PREFIX = b"mds:"
 """Of an encoding of MDS in a field's metadata."""
 
 _JPEG, _PNG, _JSON = b"image/jpeg", b"image/png", b"application/json"
-_ARRAYS = ("auto", "struct", "raw")
 _BAD_UTF8 = ("error", "binary")
 _NUMBERS = ("str_int", "str_decimal")
 _TEXT_ENCODINGS = {"str": "str", "int": "int", "float": "float64"}  # to what MDS itself has
@@ -41,7 +40,8 @@ class Options:
         signed: Read uint8 and uint16 as signed.
         bad_utf8: ``"error"``, or ``"binary"`` to read text as bytes.
         decimals: What numbers kept as text become, of all columns or by column.
-        arrays: What arrays of any shape become.
+        ragged: The columns whose arrays keep their shapes beside their values; True for all.
+        raw_arrays: The columns whose arrays keep their dtypes, too; True for all.
     """
 
     link: bool = False
@@ -50,18 +50,22 @@ class Options:
     signed: bool = False
     bad_utf8: str = "error"
     decimals: str | Mapping[str, str] = "text"
-    arrays: str = "auto"
+    ragged: bool | tuple[str, ...] = False
+    raw_arrays: bool | tuple[str, ...] = False
 
     def __post_init__(self) -> None:
-        for name, value, known in (
-            ("bad_utf8", self.bad_utf8, _BAD_UTF8),
-            ("arrays", self.arrays, _ARRAYS),
-        ):
-            if value not in known:
-                raise ArgumentError(f"{name} is {value!r}, not one of {', '.join(known)}")
+        if self.bad_utf8 not in _BAD_UTF8:
+            raise ArgumentError(f"bad_utf8 is {self.bad_utf8!r}, not one of {', '.join(_BAD_UTF8)}")
         choices = [self.decimals] if isinstance(self.decimals, str) else self.decimals.values()
         for choice in choices:
             number_type(choice)
+
+    def array_form(self, column: str) -> str | None:
+        """What arrays of any shape become: ``struct``, ``raw``, or None to see the first row."""
+        for form, chosen in (("raw", self.raw_arrays), ("struct", self.ragged)):
+            if chosen is True or (chosen and column in chosen):
+                return form
+        return None
 
     def number(self, column: str, default: str) -> pa.DataType:
         """The type of a column of numbers that are kept as text."""
@@ -147,7 +151,23 @@ def choose_columns(
         raise ColumnError(f"{where} has no columns to read")
     if isinstance(options.decimals, Mapping):
         _check_decimals(options.decimals, shape, where)
+    for option in ("ragged", "raw_arrays"):
+        _check_arrays(option, getattr(options, option), shape, where)
     return columns
+
+
+def _check_arrays(option: str, chosen: bool | tuple[str, ...], shape: Shape, where: str) -> None:
+    for name in () if isinstance(chosen, bool) else chosen:
+        if name not in shape.names:
+            raise ColumnError(
+                f"{option} names {name!r}, which {where} lacks; there are {', '.join(shape.names)}"
+            )
+        encoding = shape.encodings[shape.names.index(name)]
+        if shape.format != "mds" or not isinstance(by_name(encoding), Ragged):
+            raise ArgumentError(
+                f"{option} names {name!r}, which is {encoding!r} in {where}; it is for arrays of "
+                "any shape: 'ndarray' and 'ndarray:dtype'"
+            )
 
 
 def _check_decimals(decimals: Mapping[str, str], shape: Shape, where: str) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from destrier.errors import ArgumentError, SourceError
 from destrier.files import File, Store, natural
+from destrier.formats.listing import data_files, is_below, is_own
 from destrier.formats.mds.index import (
     INDEX,
     Listing,
@@ -66,7 +67,8 @@ def _holds_shards(store: Store, folder: str, depth: int) -> bool:
         return _is_index(store, posixpath.join(folder, INDEX))
     if any(_is_shard(file.path) for file in files):
         return True
-    inner = store.folders(folder)[:1] if depth else []  # the parts of a dataset are alike
+    # the parts of a dataset are alike
+    inner = [name for name in store.folders(folder) if not is_own(name)][:1] if depth else []
     return any(_holds_shards(store, posixpath.join(folder, name), depth - 1) for name in inner)
 
 
@@ -87,11 +89,11 @@ def find_records(store: Store) -> list[Record]:
         return _rebuild(root, root.files(recursive=False), only=name)
     if store.stat(INDEX) is not None:
         return read_index(Listing(store), INDEX)
-    files = store.files()
+    files = data_files(store)
     indexed = _outermost(
         posixpath.dirname(f.path) for f in files if posixpath.basename(f.path) == INDEX
     )
-    bare = [f for f in files if _is_shard(f.path) and not _below(f.path, indexed)]
+    bare = [f for f in files if _is_shard(f.path) and not is_below(f.path, indexed)]
     folders = {*indexed, *(posixpath.dirname(f.path) for f in bare)}
     splits = {folder.split("/")[0] for folder in folders} & _SPLITS
     if len(splits) > 1:
@@ -115,14 +117,9 @@ def find_records(store: Store) -> list[Record]:
 def _outermost(folders: Iterable[str]) -> set[str]:
     found: set[str] = set()
     for folder in sorted(folders, key=len):
-        if not _below(f"{folder}/", found):
+        if not is_below(f"{folder}/", found):
             found.add(folder)
     return found
-
-
-def _below(path: str, folders: set[str]) -> bool:
-    parts = path.split("/")[:-1]
-    return any("/".join(parts[:n]) in folders for n in range(len(parts) + 1))
 
 
 def _inflated(path: str) -> tuple[str, str | None]:

@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from destrier.errors import SourceError
-from destrier.formats.mds.cells import Cells, pieces
+from destrier.formats.gather import even
+from destrier.formats.mds.cells import Cells
 
 __all__ = ["DTYPES", "Binary", "Encoding", "Fail", "Scalar", "Text"]
 
@@ -139,7 +140,7 @@ class Scalar(Encoding):
 
     def encode(self, array: pa.Array, fail: Fail) -> pa.LargeBinaryArray:  # noqa: ARG002
         """The numbers side by side."""
-        return pieces(self.width, numbers(array), len(array))
+        return even(numbers(array), len(array), self.width)
 
 
 def numbers(array: pa.Array) -> Any:

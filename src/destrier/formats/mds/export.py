@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from destrier.errors import ColumnError, SourceError
 from destrier.files import Store
+from destrier.formats.gather import bounds_of, even, joined, list_offsets
 from destrier.formats.mds.arrays import Ragged, Tensor
-from destrier.formats.mds.cells import bounds_of, join, offsets_of, pieces
 from destrier.formats.mds.columns import PREFIX, by_name
 from destrier.formats.mds.encodings import DTYPES, Binary, Encoding, Scalar, Text
 from destrier.formats.mds.images import Pil
@@ -204,10 +204,10 @@ class MdsSink(Sink):
             if not batch.num_rows:
                 continue
             encodings = _encodings(batch.schema)
-            rows = _encode(batch, encodings, number, written)
+            rows = _encode(batch, encodings, written)
             sizes = np.diff(bounds_of(rows)) + 4
             room = _room(encodings)
-            ends = offsets_of(sizes)
+            ends = list_offsets(sizes)
             first = 0
             while first < len(rows):
                 last = int(np.searchsorted(ends, ends[first] + _SHARD_BYTES - held.nbytes, "right"))
@@ -215,8 +215,7 @@ class MdsSink(Sink):
                 if last == first and not held.rows:
                     if sizes[first] >= room:
                         raise SourceError(
-                            f"row {written + first} of range {number} takes {sizes[first]:,} "
-                            f"bytes; a shard of MDS holds {room:,}",
+                            f"it takes {sizes[first]:,} bytes; a shard of MDS holds {room:,}",
                             row=written + first,
                         )
                     last = first + 1
@@ -257,7 +256,7 @@ def _encodings(schema: pa.Schema) -> dict[str, Encoding]:
 
 
 def _encode(
-    batch: pa.RecordBatch, encodings: dict[str, Encoding], number: int, first: int
+    batch: pa.RecordBatch, encodings: dict[str, Encoding], first: int
 ) -> pa.LargeBinaryArray:
     """The bytes of each row."""
     parts: list[pa.LargeBinaryArray] = []
@@ -266,9 +265,7 @@ def _encode(
 
         def fail(index: int, problem: str, name: str = name) -> SourceError:
             row = first + index
-            return SourceError(
-                f"column {name!r} of row {row} of range {number} {problem}", row=row, column=name
-            )
+            return SourceError(f"column {name!r} {problem}", row=row, column=name)
 
         array = batch.column(name)
         if array.null_count:
@@ -284,8 +281,8 @@ def _encode(
         parts.append(encoded)
     if lengths:
         head = np.stack(lengths, axis=1)
-        parts.insert(0, pieces(4 * len(lengths), head, batch.num_rows))
-    return join(parts)
+        parts.insert(0, even(head, batch.num_rows, 4 * len(lengths)))
+    return joined(*parts)
 
 
 def _config(encodings: dict[str, Encoding]) -> dict[str, Any]:
@@ -315,7 +312,7 @@ def _flush(
     """Write a shard and return its record."""
     config = _text(encodings)
     sizes = np.concatenate([np.diff(bounds_of(rows)) for rows in held.parts])
-    offsets = offsets_of(sizes) + 8 + 4 * held.rows + len(config)
+    offsets = list_offsets(sizes) + 8 + 4 * held.rows + len(config)
     name = f"shard.{number:05}.mds" if not part else f"shard.{number:05}-{part}.mds"
     with store.create(name) as file:
         file.write(np.uint32(held.rows).astype("<u4").tobytes())

@@ -9,8 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from destrier.errors import SourceError
+from destrier.formats.gather import bounds_of, even, joined, list_offsets, uneven
 from destrier.formats.mds.arrays import refuse_nulls
-from destrier.formats.mds.cells import Cells, bounds_of, join, offsets_of, pieces
+from destrier.formats.mds.cells import Cells
 from destrier.formats.mds.encodings import Encoding, Fail
 
 __all__ = ["Items", "Pil"]
@@ -80,7 +81,7 @@ class Pil(Encoding):
         head[:, 0] = array.field("width").to_numpy()
         head[:, 1] = array.field("height").to_numpy()
         head[:, 2] = np.diff(bounds_of(modes))
-        return join([pieces(_HEAD, head, len(array)), modes, array.field("data")])
+        return joined(even(head, len(array), _HEAD), modes, array.field("data"))
 
 
 def _check_pixels(cells: Cells, widths: Any, heights: Any, modes: pa.Array, sizes: Any) -> None:
@@ -134,8 +135,8 @@ class Items(Encoding):
         sizes = np.frombuffer(
             cells.within(cells.starts + head, 4 * counts).bytes().buffers()[2] or b"", "<u4"
         ).astype(np.int64)
-        bounds = offsets_of(counts)
-        ends = offsets_of(sizes)
+        bounds = list_offsets(counts)
+        ends = list_offsets(sizes)
         totals = ends[bounds[1:]] - ends[bounds[:-1]]
         wrong = table + totals != cells.lengths
         if wrong.any():
@@ -175,19 +176,11 @@ class Items(Encoding):
         items = self.inner.encode(values, owner)
         ends = bounds_of(items)
         sizes = np.diff(ends).astype("<u4")
-        grouped = pa.Array.from_buffers(
-            pa.large_binary(),
-            len(array),
-            [None, pa.py_buffer(np.ascontiguousarray(ends[bounds])), items.buffers()[2]],
-            null_count=0,
-        )
         head = np.zeros((len(array), 2), "<u4")
         head[:, 1] = counts
         first = head if self.reserved else head[:, 1:]
-        return join(
-            [
-                pieces(first.itemsize * first.shape[1], first, len(array)),
-                pieces(4 * counts, sizes, len(array)),
-                grouped,
-            ]
+        return joined(
+            even(first, len(array), first.itemsize * first.shape[1]),
+            uneven(sizes, list_offsets(4 * counts)),
+            uneven(items.buffers()[2], ends[bounds]),
         )

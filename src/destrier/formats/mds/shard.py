@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from destrier.errors import SourceError
-from destrier.formats.mds.cells import Cells, Ints
+from destrier.formats.gather import Ints
+from destrier.formats.mds.cells import Cells
 from destrier.formats.mds.index import Record, Shape, parse_config
 from destrier.formats.mds.stored import Content
 

@@ -107,8 +107,9 @@ class MdsSource(FileSource):
     def units(self) -> list[Unit]:
         """One a shard."""
         return [
-            Unit(self.store.show(record.data.path), record.samples, record.nbytes, record)
+            Unit(shown, record.samples, record.nbytes, record, file=shown)
             for record in self._records
+            for shown in [self.store.show(record.data.path)]
         ]
 
     def identity(self) -> Iterable[Any]:
@@ -199,7 +200,8 @@ class MdsSource(FileSource):
         encoding = column.encoding
         if isinstance(encoding, Ragged):
             first = None if cells is None else _first(cells)
-            return replace(column, encoding=encoding.resolved(first, self.options.arrays))
+            form = self.options.array_form(column.name)
+            return replace(column, encoding=encoding.resolved(first, form))
         if column.original == "pkl":
             from destrier.formats.mds.pickles import Pickle
 

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from destrier.errors import SchemaError, SourceError
-from destrier.formats.mds.cells import Cells
+from destrier.formats.gather import text
+from destrier.formats.mds.cells import TEXT_AS_BYTES, Cells
 from destrier.formats.mds.index import Shape
 from destrier.formats.mds.numbers import parse
 from destrier.formats.mds.shard import Offsets, read_rows
@@ -192,15 +193,5 @@ def _typed(cells: Cells, column: str, values: pa.Array, kind: pa.DataType) -> pa
     def fail(index: int, problem: str, way_out: str) -> SourceError:
         return _fail(cells, index, column, problem, way_out)
 
-    try:
-        texts = values.cast(pa.string())
-    except pa.ArrowInvalid:
-        for index, value in enumerate(values):
-            try:
-                value.as_py().decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise fail(
-                    index, f"is not UTF-8: {error}", 'bad_utf8="binary" keeps text as bytes'
-                ) from None
-        raise
+    texts = text(values, lambda index, problem: fail(index, problem, TEXT_AS_BYTES))
     return parse(texts, kind, fail)

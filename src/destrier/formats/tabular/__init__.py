@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from destrier.errors import ArgumentError, SourceError
 from destrier.files import Store
+from destrier.formats.listing import is_pattern
 from destrier.formats.tabular.csv import CsvSource
 from destrier.formats.tabular.discover import Found, find, format_of, listing, tabular_format
 from destrier.formats.tabular.export import ParquetSink
@@ -94,7 +95,7 @@ def open_source(
 
     Args:
         store: A file, a folder (read with all folders below it, in natural order of the paths), or
-            a pattern such as ``data/*.parquet``.
+            a pattern such as ``data/*.parquet``, see `destrier.formats.listing.matching`.
         format: One of `FORMATS`.
         columns: Those to read, in this order; None is all.
         link: Not possible here.
@@ -162,7 +163,7 @@ def open_sink() -> Sink:
 
 
 def _found_in_hub(store: Store, split: str | None, config: str | None) -> Found:
-    if store.stat() is not None or any(mark in store.uri for mark in "*["):
+    if store.stat() is not None or is_pattern(store):
         format = detect(store)
         if format is None or format == "hf":
             raise SourceError(f"{store.shown}: there are no files there that are read as rows")

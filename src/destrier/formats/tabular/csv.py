@@ -62,7 +62,6 @@ class CsvSource(TextSource):
         self.missing = missing
         self._forms: dict[str, Form] = {}
         super().__init__(found, columns=columns, declared=schema)
-        self.header_rows = int(header)
         self.whole = newlines_in_values
 
     def options(self) -> list[Any]:
@@ -135,6 +134,13 @@ class CsvSource(TextSource):
                     rows += batch.num_rows
         except RowFault as fault:
             raise self.error(path, rows, fault) from None
+
+    def count(self, path: str, block: bytes, *, first: bool) -> int:
+        """Lines that are rows, without the header."""
+        names = self._names(path)[1]
+        if first and self.header:
+            block = self.dialect.behind_header(block)
+        return self.dialect.count(block, len(names))
 
     def batches(self, place: Range) -> Iterator[pa.RecordBatch]:
         """The rows of a range of lines."""

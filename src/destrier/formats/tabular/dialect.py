@@ -102,6 +102,10 @@ class Dialect:
                 break
         return block[position:]
 
+    def count(self, block: bytes, width: int) -> int:
+        """Number of rows of so many values in a block of whole lines."""
+        return int(np.count_nonzero(_lines(block, width)[2])) if block else 0
+
     def parse(self, block: bytes, names: Sequence[str]) -> pa.RecordBatch:
         """A block of whole lines as columns of text.
 
@@ -111,16 +115,8 @@ class Dialect:
         """
         if not block:
             return pa.record_batch([pa.array([], pa.string()) for _ in names], names=list(names))
-        check_utf8(block)
-        data = np.frombuffer(block, np.uint8)
-        ends = np.flatnonzero(data == ord("\n"))
-        if not block.endswith(b"\n"):
-            ends = np.append(ends, len(data))
-        starts = np.append(0, ends[:-1] + 1)
-        lengths = ends - starts
-        # an empty line is no row, but where a row has one value: there it is a null
-        empty = (lengths == 0) | ((lengths == 1) & (data[starts] == ord("\r")))
-        there = ~empty if len(names) > 1 else np.ones(len(ends), np.bool_)
+        check_utf8(block, lambda part: self.count(part, len(names)))
+        data, ends, there = _lines(block, len(names))
         if self.quote_char is not None and self.quote_char.encode() in block:
             self._check_quotes(block, data, ends, there)
         if not there.any():
@@ -230,6 +226,19 @@ class Dialect:
                 f"a quote is not closed in its line: {short(text)}; for values with line ends pass "
                 "newlines_in_values=True, for quotes that are text quote_char=None",
             )
+
+
+def _lines(block: bytes, width: int) -> tuple[Any, Any, Any]:
+    """A block as bytes, where its lines end, and which of them are rows of so many values."""
+    data = np.frombuffer(block, np.uint8)
+    ends = np.flatnonzero(data == ord("\n"))
+    if not block.endswith(b"\n"):
+        ends = np.append(ends, len(data))
+    starts = np.append(0, ends[:-1] + 1)
+    lengths = ends - starts
+    # an empty line is no row, but where a row has one value: there it is a null
+    empty = (lengths == 0) | ((lengths == 1) & (data[starts] == ord("\r")))
+    return data, ends, ~empty if width > 1 else np.ones(len(ends), np.bool_)
 
 
 class _Counted:

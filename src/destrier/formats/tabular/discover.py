@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from destrier.errors import ArgumentError, SourceError
-from destrier.files import File, Store, natural
+from destrier.files import File, Store
+from destrier.formats.listing import data_files, matching
 
 __all__ = [
     "COMPRESSIONS",
     "EXTENSIONS",
+    "HIDDEN",
     "Found",
     "find",
     "format_of",
-    "is_hidden",
     "listing",
     "tabular_format",
-    "translate",
 ]
 
 EXTENSIONS = {
@@ -32,11 +31,13 @@ EXTENSIONS = {
 COMPRESSIONS = {"gz": "gzip", "gzip": "gzip", "zst": "zstd", "zstd": "zstd"}
 """The extensions of compressed text files, and how pyarrow calls the compression."""
 
+HIDDEN = "._"
+"""What begins the names of files that are no data beside tables, such as ``_SUCCESS``."""
+
 _FORMATS = {extension: name for name, known in EXTENSIONS.items() for extension in known}
 _OTHER_COMPRESSIONS = ("bz2", "xz", "lz4", "lzma", "br", "snappy", "zip", "7z")
 _BESIDE = ("md", "txt", "json", "yaml", "yml", "html", "py", "crc", "pdf", "rst", "cff", "toml")
 _NAMES_BESIDE = ("license", "licence", "readme", "notice", "manifest", "changelog", "citation")
-_GLOB = re.compile(r"[*?\[]")
 _SHOWN = 3
 
 
@@ -46,7 +47,7 @@ class Found:
 
     Attributes:
         store: The folder that their paths start from, or the file itself.
-        files: In natural order of their paths.
+        files: In natural order of their paths, or as a pattern names them.
         format: Of all of them.
     """
 
@@ -71,11 +72,6 @@ def format_of(path: str) -> tuple[str | None, str | None]:
     return name, compression
 
 
-def is_hidden(path: str) -> bool:
-    """Whether a file, or a folder that it is in, is no data by its name: ``.x`` or ``_SUCCESS``."""
-    return any(part.startswith((".", "_")) for part in path.split("/"))
-
-
 def _is_beside(path: str) -> bool:
     """Whether a file is of those that lie beside data: a README, a license, notes, code."""
     name = path.rpartition("/")[2].lower()
@@ -92,40 +88,7 @@ def listing(store: Store) -> tuple[Store, list[File]]:
     one = store.stat()
     if one is not None:
         return store, [one]
-    if _GLOB.search(store.uri) and not store.scheme.startswith("http"):
-        root, pattern = _cut_pattern(store)
-        matches = re.compile(translate(pattern)).fullmatch
-        return root, [f for f in root.files() if matches(f.path) and not is_hidden(f.path)]
-    return store, [file for file in store.files() if not is_hidden(file.path)]
-
-
-def _cut_pattern(store: Store) -> tuple[Store, str]:
-    head, mark, rest = store.uri.partition("://")
-    parts = (rest if mark else head).split("/")
-    first = next(i for i, part in enumerate(parts) if _GLOB.search(part))
-    root = "/".join(parts[:first]) or "/"
-    return Store(head + mark + root if mark else root, store.options), "/".join(parts[first:])
-
-
-def translate(pattern: str) -> str:
-    """A pattern of files as a regular expression: ``*`` stays in a folder, ``**`` does not."""
-    text = ""
-    rest = pattern
-    while rest:
-        if rest.startswith("**/"):
-            text, rest = text + "(?:.*/)?", rest[3:]
-        elif rest.startswith("**"):
-            text, rest = text + ".*", rest[2:]
-        elif rest[0] == "*":
-            text, rest = text + "[^/]*", rest[1:]
-        elif rest[0] == "?":
-            text, rest = text + "[^/]", rest[1:]
-        elif (found := re.match(r"\[([!^]?)(\]?[^\]/]*)\]", rest)) is not None:
-            inside = found[2].replace("\\", "\\\\").replace("[", "\\[")
-            text, rest = f"{text}[{'^' if found[1] else ''}{inside}]", rest[found.end() :]
-        else:
-            text, rest = text + re.escape(rest[0]), rest[1:]
-    return text
+    return matching(store, HIDDEN) or (store, data_files(store, HIDDEN))
 
 
 def _names(files: Sequence[File]) -> str:
@@ -188,7 +151,7 @@ def find(store: Store, format: str) -> Found:
         raise SourceError(f"{store.shown}: there are {what} there")
     for file in taken:
         _check_compression(file.path, format)
-    return Found(root, tuple(sorted(taken, key=lambda file: natural(file.path))), format)
+    return Found(root, tuple(taken), format)
 
 
 def _is_json(path: str) -> bool:

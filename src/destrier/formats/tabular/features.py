@@ -17,7 +17,6 @@ __all__ = [
     "BYTES_ENCODING",
     "PATH_ENCODING",
     "Media",
-    "features_of",
     "is_media",
     "media_columns",
     "split_media",
@@ -79,7 +78,7 @@ class Media:
         return {self.names[0]: data, self.names[1]: path}
 
 
-def features_of(schema: pa.Schema) -> Mapping[str, Any]:
+def _features_of(schema: pa.Schema) -> Mapping[str, Any]:
     """The features that a schema's metadata declare, by column."""
     try:
         found = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
@@ -92,7 +91,7 @@ def features_of(schema: pa.Schema) -> Mapping[str, Any]:
 def media_columns(schema: pa.Schema) -> dict[str, Media]:
     """The columns of a file that are split in two, by name."""
     found = {}
-    for name, feature in features_of(schema).items():
+    for name, feature in _features_of(schema).items():
         index = schema.get_field_index(name)
         if not is_media(feature) or index < 0 or f"{name}_path" in schema.names:
             continue
@@ -120,7 +119,7 @@ def split_media(schema: pa.Schema, media: Mapping[str, Media]) -> pa.Schema:
 
 def _labelled(field: pa.Field, schema: pa.Schema) -> pa.Field:
     """A column of class labels keeps their names in its metadata."""
-    feature = features_of(schema).get(field.name)
+    feature = _features_of(schema).get(field.name)
     if not isinstance(feature, dict) or feature.get("_type") != "ClassLabel":
         return field
     names = feature.get("names")

@@ -9,7 +9,8 @@ from typing import Any
 
 from destrier.errors import ArgumentError, MissingDependencyError, SourceError
 from destrier.files import File, Store, natural
-from destrier.formats.tabular.discover import EXTENSIONS, Found, format_of, is_hidden, translate
+from destrier.formats.listing import data_files, translate
+from destrier.formats.tabular.discover import EXTENSIONS, HIDDEN, Found, format_of
 
 __all__ = ["find_split", "is_dataset"]
 
@@ -61,7 +62,7 @@ def find_split(store: Store, split: str | None, config: str | None) -> Found:
                 f"{store.shown} is a dataset without splits, so split={split!r} is none of it"
             )
         return _saved(store)
-    files = [file for file in store.files() if not is_hidden(file.path)]
+    files = data_files(store, HIDDEN)
     by_split = _configured(store, files, config)
     if by_split is None:
         if config is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pyarrow as pa
@@ -16,6 +16,7 @@ from destrier.writing.source import Unit
 __all__ = ["ArrowSource"]
 
 _UNIT_BYTES = 64 << 20
+_WIDE = 1 << 16  # bits: columns of text, bytes and nested values are read after all numbers
 _MAGIC = b"ARROW1"
 _FEATHER1 = b"FEA1"
 _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
@@ -43,6 +44,7 @@ class ArrowSource(TypedSource):
     """Rows of Arrow IPC files and streams."""
 
     format: ClassVar[str] = "arrow"
+    _counted: tuple[str | None, list[int]] = (None, [])  # the rows of each batch of a file
 
     def look(self, file: File) -> FileInfo:
         """The schema, and the runs of record batches."""
@@ -60,8 +62,12 @@ class ArrowSource(TypedSource):
                     return self._look_at_stream(opened, file, shown)
                 opened.seek(0)
                 reader = pa.ipc.open_file(opened)
-                counts = self._counts(opened, reader) if self.store.local else None
-                return reader.schema, _runs(file, shown, reader.num_record_batches, counts)
+                batches = reader.num_record_batches
+                cheap = self.store.local and any(
+                    pa.types.is_primitive(field.type) for field in reader.schema
+                )
+                counts = _counts(opened, batches) if cheap else None
+                return reader.schema, _runs(file, shown, batches, counts)
             except (pa.ArrowException, OSError, ValueError, LookupError, MemoryError) as error:
                 if isinstance(error, SourceError):
                     raise
@@ -85,21 +91,24 @@ class ArrowSource(TypedSource):
             )
         opened.seek(0)
         schema = pa.ipc.open_stream(opened).schema
-        return schema, [Unit(shown, None, file.size, Batches(file.path, file.size, 0, None, 0))]
+        place = Batches(file.path, file.size, 0, None, 0)
+        return schema, [Unit(shown, None, file.size, place, file=shown)]
 
-    @staticmethod
-    def _counts(opened: pa.NativeFile, reader: pa.RecordBatchFileReader) -> list[int] | None:
-        """The rows of each record batch, if there is a column that makes it cheap to know."""
-        widths = [
-            (field.type.bit_width, i)
-            for i, field in enumerate(reader.schema)
-            if pa.types.is_primitive(field.type)
-        ]
-        if not widths:
-            return None
-        options = pa.ipc.IpcReadOptions(included_fields=[min(widths)[1]], use_threads=False)
-        narrow = pa.ipc.open_file(opened, options=options)
-        return [narrow.get_batch(i).num_rows for i in range(reader.num_record_batches)]
+    def origins(self, unit: Unit, start: int, count: int) -> tuple[pa.Array, pa.Array]:
+        """See `Source.origins`; the rows of the batches before the unit's are counted, once."""
+        place: Batches = unit.place
+        if unit.first_row is None:
+            if self._counted[0] != place.path:
+                try:
+                    with self.store.open(place.path) as file:
+                        total = pa.ipc.open_file(file).num_record_batches
+                        self._counted = place.path, _counts(file, total)
+                except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+                    if isinstance(error, SourceError):
+                        raise
+                    raise SourceError(f"{unit.name}: {error}", file=unit.file) from None
+            unit = replace(unit, first_row=sum(self._counted[1][: place.start]))
+        return super().origins(unit, start, count)
 
     def batches(self, unit: Unit) -> Iterator[tuple[int | None, pa.RecordBatch]]:
         """The record batches of a unit."""
@@ -142,6 +151,16 @@ class ArrowSource(TypedSource):
         return pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=False)
 
 
+def _counts(file: pa.NativeFile, batches: int) -> list[int]:
+    """The rows of each record batch, by the column that is read at the least cost."""
+    schema = pa.ipc.open_file(file).schema
+    widths = [f.type.bit_width if pa.types.is_primitive(f.type) else _WIDE for f in schema]
+    wanted = [widths.index(min(widths))] if widths else None
+    options = pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=False)
+    narrow = pa.ipc.open_file(file, options=options)
+    return [narrow.get_batch(index).num_rows for index in range(batches)]
+
+
 def _runs(file: File, shown: str, count: int, rows: list[int] | None) -> list[Unit]:
     """Runs of record batches of about so many bytes, and at least one unit."""
     step = max(_UNIT_BYTES * count // max(file.size, 1), 1)
@@ -153,6 +172,7 @@ def _runs(file: File, shown: str, count: int, rows: list[int] | None) -> list[Un
         before = first if rows is not None or not start else None
         place = Batches(file.path, file.size, start, stop, before)
         name = f"{shown}, record batches {start} to {stop - 1}" if count else shown
-        units.append(Unit(name, known, file.size * (stop - start) // max(count, 1), place))
+        nbytes = file.size * (stop - start) // max(count, 1)
+        units.append(Unit(name, known, nbytes, place, file=shown, first_row=before))
         first += known or 0
     return units

@@ -60,7 +60,7 @@ class JsonSource(TextSource):
             if place != path:
                 path, rows = place, 0
             try:
-                check_utf8(block)
+                check_utf8(block, _count_lines)
                 for row, line in enumerate(_lines(block)):
                     for name, value in parse_line(line, row).items():
                         if name not in shapes:
@@ -90,10 +90,14 @@ class JsonSource(TextSource):
                     f"schema= declares {field.name!r} as {field.type}: {error}"
                 ) from None
 
+    def count(self, path: str, block: bytes, *, first: bool) -> int:  # noqa: ARG002
+        """Lines that are not blank."""
+        return _count_lines(block)
+
     def batches(self, place: Range) -> Iterator[pa.RecordBatch]:
         """The rows of a range of lines."""
         for block in self.blocks(place):
-            check_utf8(block)
+            check_utf8(block, _count_lines)
             lines = _count_lines(block)
             if not lines:
                 continue

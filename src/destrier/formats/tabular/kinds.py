@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from destrier.errors import ColumnError
 
-__all__ = ["check_names", "convert", "kept_field", "kept_type"]
+__all__ = ["check_names", "convert", "kept_field"]
 
 _LANCE_PREFIXES = (b"lance", b"PARQUET:")  # the writer's own business, and the file's
 _EXTENSION = b"ARROW:extension:name"
@@ -60,7 +60,7 @@ def kept_field(field: pa.Field, shown: str) -> pa.Field:
     try:
         if name.startswith(b"lance."):
             raise _UnkeptError(f"it is of Lance's own type {name.decode(errors='replace')}")
-        kind = kept_type(field.type)
+        kind = _kept_type(field.type)
     except _UnkeptError as error:
         raise ColumnError(
             f"{shown}: column {field.name!r} cannot be kept exactly: {error}; leave it out with "
@@ -75,16 +75,16 @@ def _metadata(field: pa.Field) -> dict[bytes, bytes] | None:
 
 
 def _child(field: pa.Field) -> pa.Field:
-    return pa.field(field.name, kept_type(field.type), field.nullable, _metadata(field))
+    return pa.field(field.name, _kept_type(field.type), field.nullable, _metadata(field))
 
 
-def kept_type(kind: pa.DataType) -> pa.DataType:  # noqa: C901, PLR0911, PLR0912 - a table of types
+def _kept_type(kind: pa.DataType) -> pa.DataType:  # noqa: C901, PLR0911, PLR0912 - a table of types
     """The type that keeps all values of a type; most are kept as they are."""
     types = pa.types
     if isinstance(kind, pa.BaseExtensionType):
         return _kept_extension(kind)
     if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
-        return kept_type(kind.value_type)
+        return _kept_type(kind.value_type)
     if types.is_string_view(kind):
         return pa.string()
     if types.is_binary_view(kind):
@@ -115,10 +115,10 @@ def kept_type(kind: pa.DataType) -> pa.DataType:  # noqa: C901, PLR0911, PLR0912
 
 def _kept_extension(kind: pa.BaseExtensionType) -> pa.DataType:
     if kind.extension_name == "arrow.json":  # Lance would rewrite the text
-        return kept_type(kind.storage_type)
+        return _kept_type(kind.storage_type)
     if kind.extension_name.startswith("lance."):
         raise _UnkeptError(f"it is of Lance's own type {kind.extension_name}")
-    if not kept_type(kind.storage_type).equals(kind.storage_type):
+    if not _kept_type(kind.storage_type).equals(kind.storage_type):
         raise _UnkeptError(f"Lance has no type {kind.storage_type}, in which {kind} is stored")
     return kind
 
@@ -137,7 +137,7 @@ def _is_fixed(kind: pa.DataType) -> bool:
 
 
 def convert(array: pa.Array, kind: pa.DataType) -> pa.Array:  # noqa: PLR0911 - a table of types
-    """The same values in the type that `kept_type` gave for the array's.
+    """The same values in the type that `kept_field` gave for the array's.
 
     Raises:
         pa.ArrowException: If a value does not fit, as text of more than 2 GB in one batch.

@@ -9,14 +9,12 @@ import pyarrow as pa
 from destrier.errors import SourceError
 from destrier.files import Store
 
-__all__ = ["MAX_LINE", "RANGE_BYTES", "count_rows", "open_file", "open_text", "range_blocks"]
+__all__ = ["RANGE_BYTES", "open_file", "open_text", "range_blocks"]
 
 RANGE_BYTES = 64 << 20
 """What a unit of a text file holds, about."""
 
-MAX_LINE = 1 << 30
-"""A line is not longer: a file without line ends must not fill the memory."""
-
+_MAX_LINE = 1 << 30  # longer is none: a file without line ends must not fill the memory
 _BLOCK = 4 << 20
 
 
@@ -84,13 +82,8 @@ def range_blocks(  # noqa: C901 - a line may begin and end anywhere in what is r
         else:
             held.append(data)
             length += len(data)
-        if length > MAX_LINE:
-            raise SourceError(f"{shown}: a line is longer than {MAX_LINE} bytes", file=shown)
+        if length > _MAX_LINE:
+            raise SourceError(f"{shown}: a line is longer than {_MAX_LINE} bytes", file=shown)
     rest = b"".join(held)
     if rest:
         yield rest
-
-
-def count_rows(blocks: Iterator[bytes]) -> int:
-    """Number of lines that are not blank."""
-    return sum(bool(line.strip()) for block in blocks for line in block.split(b"\n"))

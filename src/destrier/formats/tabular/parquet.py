@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from destrier.errors import SourceError
 from destrier.files import File
-from destrier.formats.tabular.batches import gathered
+from destrier.formats.batches import gathered
 from destrier.formats.tabular.footer import Chunk, row_groups
 from destrier.formats.tabular.lines import open_file
 from destrier.formats.tabular.typed import FileInfo, TypedSource
@@ -208,7 +208,7 @@ def _unit(shown: str, place: Groups, nbytes: int) -> Unit:
         if place.stop - place.start > 1
         else f"{shown}, row group {place.start}"
     )
-    return Unit(name, place.rows, nbytes, place)
+    return Unit(name, place.rows, nbytes, place, file=shown, first_row=place.first_row)
 
 
 def _check_group(chunks: list[Chunk], rows: int, size: int, shown: str, group: int) -> int:

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from destrier.errors import ArgumentError, ColumnError, SchemaError, SourceError
 from destrier.files import File
-from destrier.formats.tabular.batches import checked, gathered, split
+from destrier.formats.batches import checked, gathered, split
 from destrier.formats.tabular.discover import Found, format_of
 from destrier.formats.tabular.kinds import check_names, kept_field
 from destrier.formats.tabular.lines import (
     RANGE_BYTES,
-    count_rows,
     open_file,
     open_text,
     range_blocks,
 )
 from destrier.writing.source import FileSource, Unit
 
-__all__ = ["SAMPLE_BYTES", "RowFault", "TextSource", "check_utf8"]
+__all__ = ["RowFault", "TextSource", "check_utf8"]
 
-SAMPLE_BYTES = 16 << 20
-"""The types of undeclared columns are those of so much text at the beginning of the source."""
-
+_SAMPLE_BYTES = 16 << 20  # of the beginning of the source, which shows the types of columns
 _EXPANSION = 4  # about how much longer text is than its compressed file
 _COLUMNS_SHOWN = 20
 
@@ -79,7 +76,7 @@ class TextSource(FileSource):
         self.columns = None if columns is None else list(columns)
         self.declared = declared if declared is not None else pa.schema([])
         check_names(self.declared.names, "schema=")
-        self.header_rows = 0
+        self._counted = "", 0, 0  # a file, a byte in it, and the rows that begin before it
         self.whole = False  # whether each file is one unit
         self._all = self.infer()
         names = self._all.names if self.columns is None else self.columns
@@ -116,12 +113,14 @@ class TextSource(FileSource):
             compression = self.compression(file)
             if self.whole or compression or file.size <= RANGE_BYTES:
                 size = file.size * (_EXPANSION if compression else 1)
-                units.append(Unit(shown, None, size, place))
+                units.append(Unit(shown, None, size, place, file=shown))
                 continue
             for start in range(0, file.size, RANGE_BYTES):
                 end = min(start + RANGE_BYTES, file.size)
                 part = Range(file.path, file.size, file.stamp, start, end)
-                units.append(Unit(f"{shown} from byte {start}", None, end - start, part))
+                name = f"{shown} from byte {start}"
+                row = None if start else 0  # others are counted where they are asked for
+                units.append(Unit(name, None, end - start, part, file=shown, first_row=row))
         return units
 
     def identity(self) -> Iterable[Any]:
@@ -179,13 +178,26 @@ class TextSource(FileSource):
                 )
         return checked(pa.record_batch(batch.columns, schema=self._schema), self.shown, None)
 
+    def origins(self, unit: Unit, start: int, count: int) -> tuple[pa.Array, pa.Array]:
+        """See `Source.origins`; the rows before a range of a file are counted in its text."""
+        if unit.first_row is None:
+            unit = replace(unit, first_row=self._rows_before(unit.place))
+        return super().origins(unit, start, count)
+
     def _rows_before(self, place: Range) -> int:
-        """Rows of the file before a range; read only to name a row in an error."""
-        if not place.start:
-            return 0
-        shown = self.store.show(place.path)
-        with open_file(self.store, place.path) as file:
-            return count_rows(range_blocks(file.read, 0, place.start, shown)) - self.header_rows
+        """Rows of the file before a range, counted on from the range that was asked for last."""
+        path, start, rows = self._counted
+        if path != place.path or start > place.start:
+            start = rows = 0
+        if start < place.start:
+            shown = self.store.show(place.path)
+            with open_file(self.store, place.path) as file:
+                file.seek(max(start - 1, 0))
+                for block in range_blocks(file.read, start, place.start, shown):
+                    rows += self.count(place.path, block, first=start == 0)
+                    start = place.start
+        self._counted = place.path, place.start, rows
+        return rows
 
     def blocks(self, place: Range) -> Iterator[bytes]:
         """The lines of a range, in blocks of whole lines."""
@@ -201,7 +213,7 @@ class TextSource(FileSource):
 
     def sample(self) -> Iterator[tuple[str, bytes]]:
         """Blocks of the beginning of the source, with the path of their file."""
-        left = SAMPLE_BYTES
+        left = _SAMPLE_BYTES
         for file in self.files:
             place = Range(file.path, file.size, file.stamp)
             for block in self.blocks(place):
@@ -209,7 +221,7 @@ class TextSource(FileSource):
                     cut = block.rfind(b"\n", 0, left) + 1
                     if cut:
                         yield file.path, block[:cut]
-                    elif left == SAMPLE_BYTES:
+                    elif left == _SAMPLE_BYTES:
                         yield file.path, block
                     return
                 yield file.path, block
@@ -220,6 +232,10 @@ class TextSource(FileSource):
         """The schema of all columns, from the declared ones and the sample."""
 
     @abstractmethod
+    def count(self, path: str, block: bytes, *, first: bool) -> int:
+        """Number of rows in a block of whole lines of a file; ``first`` if it begins the file."""
+
+    @abstractmethod
     def batches(self, place: Range) -> Iterator[pa.RecordBatch]:
         """The rows of a range, with all the columns of the schema at least.
 
@@ -228,8 +244,12 @@ class TextSource(FileSource):
         """
 
 
-def check_utf8(block: bytes) -> None:
+def check_utf8(block: bytes, count: Callable[[bytes], int]) -> None:
     """Raise unless a block is text.
+
+    Args:
+        block: Whole lines.
+        count: Counts the rows of such a block.
 
     Raises:
         RowFault: Naming the row.
@@ -238,6 +258,5 @@ def check_utf8(block: bytes) -> None:
         block.decode()
     except UnicodeDecodeError as error:
         line = block.rfind(b"\n", 0, error.start) + 1
-        row = count_rows(iter([block[:line]]))
         reason = f"byte 0x{block[error.start]:02x} at {error.start - line} in its line is not UTF-8"
-        raise RowFault(row, reason) from None
+        raise RowFault(count(block[:line]) if line else 0, reason) from None

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from destrier.errors import SourceError
 from destrier.files import File
-from destrier.formats.tabular.batches import checked, split
+from destrier.formats.batches import checked, split
 from destrier.formats.tabular.discover import Found
 from destrier.formats.tabular.drift import joined
 from destrier.formats.tabular.features import Media, media_columns, split_media

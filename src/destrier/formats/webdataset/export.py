@@ -11,9 +11,11 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from destrier.errors import ArgumentError, ColumnError, WriteError
+from destrier.errors import ArgumentError, ColumnError, SourceError
 from destrier.files import Store
+from destrier.formats.gather import bounds_of
 from destrier.formats.media import CONTENT_TYPE_KEY, content_type
+from destrier.formats.ragged import is_ragged
 from destrier.formats.webdataset.members import default_kind
 from destrier.formats.webdataset.npy import npy_bytes
 from destrier.formats.webdataset.tar import BLOCK
@@ -36,25 +38,29 @@ class WebDatasetSink(Sink):
     """Writes one tar for each range of rows: ``shard-000000.tar`` and so on.
 
     Args:
-        key: The column of keys. ``"auto"`` takes the one that came from tars, else one of text
-            that is called ``key``, else the number of the tar and of the row in it. None always
-            takes the numbers; a column of keys is then left out.
+        key_column: The column of keys. ``"auto"`` takes the one that came from tars, else one of
+            text that is called ``key``, else the number of the tar and of the row in it. None
+            always takes the numbers; a column of keys is then left out.
 
     Example:
-        >>> sink = WebDatasetSink(key="name")  # doctest: +SKIP
+        >>> sink = WebDatasetSink(key_column="name")  # doctest: +SKIP
     """
 
     format: ClassVar[str] = "webdataset"
 
-    def __init__(self, *, key: str | None = "auto") -> None:
-        self.key = key
+    def __init__(self, *, key_column: str | None = "auto") -> None:
+        self.key_column = key_column
 
     def check(self, schema: pa.Schema) -> None:
         """Raise unless every column can be members of a tar."""
         self._plan(schema)
 
     def write(self, store: Store, number: int, batches: Iterator[pa.RecordBatch]) -> dict[str, Any]:
-        """Write a range of rows as a tar."""
+        """Write a range of rows as a tar.
+
+        Raises:
+            SourceError: If a tar cannot hold a row.
+        """
         name = f"shard-{number:06d}.tar"
         keys: set[str] = set()
         rows = blocks = 0
@@ -67,10 +73,11 @@ class WebDatasetSink(Sink):
                     members.append((extension, _encoded(batch, column, encode, rows)))
                 for row, sample in enumerate(names):
                     if sample in keys:
-                        raise WriteError(
-                            f"row {rows + row} of range {number} has the key {sample!r} of a row "
-                            f"before it in {name}; a tar holds a key once: pass key=None to number "
-                            "the rows instead"
+                        raise SourceError(
+                            f"it has the key {sample!r} of a row before it in {name}; a tar holds "
+                            "a key once: pass key_column=None to number the rows instead",
+                            row=rows + row,
+                            column=key,
                         )
                     keys.add(sample)
                     written = 0
@@ -79,10 +86,10 @@ class WebDatasetSink(Sink):
                         if value is not None:
                             written += _write_member(out, f"{sample}.{extension}", value)
                     if not written:
-                        raise WriteError(
-                            f"row {rows + row} of range {number} is null in all columns, and a "
-                            "tar cannot hold a sample without members; leave such rows out with "
-                            "filter="
+                        raise SourceError(
+                            "it is null in all columns, and a tar cannot hold a sample without "
+                            "members; leave such rows out with filter=",
+                            row=rows + row,
                         )
                     blocks += written
                 rows += batch.num_rows
@@ -96,13 +103,14 @@ class WebDatasetSink(Sink):
     def _plan(self, schema: pa.Schema) -> tuple[str | None, dict[str, tuple[str, Encoder]]]:
         """The column of keys, and for each other column its extension and encoder."""
         came = [f.name for f in schema if _came_as(f) == _KEY]
-        key = self.key
+        key = self.key_column
         if key == "auto":
             named = [f.name for f in schema if f.name == "key" and _is_text(f.type)]
             key = (came or named or [None])[0]
         elif key is not None and (key not in schema.names or not _is_text(schema.field(key).type)):
             raise ArgumentError(
-                f"key={key!r} is not a column of text; the columns are: {', '.join(schema.names)}"
+                f"key_column={key!r} is not a column of text; the columns are: "
+                f"{', '.join(schema.names)}"
             )
         columns: dict[str, tuple[str, Encoder]] = {}
         refused: list[str] = []
@@ -129,9 +137,9 @@ class WebDatasetSink(Sink):
         return key, columns
 
 
-def open_sink(*, key: str | None = "auto") -> WebDatasetSink:
+def open_sink(*, key_column: str | None = "auto") -> WebDatasetSink:
     """Make what writes tars; see `WebDatasetSink`."""
-    return WebDatasetSink(key=key)
+    return WebDatasetSink(key_column=key_column)
 
 
 def _came_as(column: pa.Field) -> str:
@@ -157,17 +165,6 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
-
-
-def _is_shaped(kind: pa.DataType) -> bool:
-    """Whether it is the struct that holds arrays of several dimensions."""
-    return (
-        pa.types.is_struct(kind)
-        and [f.name for f in kind] == ["shape", "values"]
-        and kind.field("shape").type == pa.list_(pa.int32())
-        and pa.types.is_list(kind.field("values").type)
-        and _is_number(kind.field("values").type.value_type)
-    )
 
 
 def _encoding(column: pa.Field) -> tuple[str, Encoder]:
@@ -214,8 +211,10 @@ def _natural(column: pa.Field) -> tuple[str, Encoder]:
 
 
 def _is_array(kind: pa.DataType) -> bool:
-    if isinstance(kind, pa.FixedShapeTensorType) or _is_shaped(kind):
+    if isinstance(kind, pa.FixedShapeTensorType):
         return True
+    if is_ragged(kind):
+        return _is_number(kind.field("values").type.value_type)
     return _is_list(kind) and _is_number(kind.value_type)
 
 
@@ -248,12 +247,18 @@ def _check_json(kind: pa.DataType) -> None:
 def _encoded(
     batch: pa.RecordBatch, column: str, encode: Encoder, first: int
 ) -> list[bytes | memoryview | None]:
+    values = batch.column(column)
     try:
-        return encode(batch.column(column))
-    except (ValueError, OverflowError) as error:
-        raise WriteError(
-            f"column {column!r}, rows {first} to {first + batch.num_rows - 1} of the range: {error}"
-        ) from None
+        return encode(values)
+    except (ValueError, OverflowError):
+        for row in range(len(values)):  # which one it is
+            try:
+                encode(values.slice(row, 1))
+            except (ValueError, OverflowError) as error:
+                raise SourceError(
+                    f"column {column!r}: {error}", row=first + row, column=column
+                ) from None
+        raise
 
 
 def _plain(values: pa.Array) -> list[bytes | memoryview | None]:
@@ -299,8 +304,9 @@ def _arrays(values: pa.Array) -> list[bytes | memoryview | None]:
     if pa.types.is_struct(kind):
         shapes = values.field("shape").to_pylist()
         values = values.field("values")
-    flat = _numbers(values.values)
-    ends = values.offsets.to_pylist()
+    bounds = bounds_of(values)
+    flat = _numbers(values.values.slice(bounds[0], bounds[-1] - bounds[0]))
+    ends = (bounds - bounds[0]).tolist()
     arrays: list[bytes | memoryview | None] = []
     for i, present in enumerate(valid):
         array_ = flat[ends[i] : ends[i + 1]]
@@ -341,9 +347,11 @@ def _keys(batch: pa.RecordBatch, key: str | None, number: int, first: int) -> li
             why = "unpacking such a tar would write outside its folder"
         else:
             continue
-        raise WriteError(
-            f"row {first + row} of range {number} has the key {name!r} in column {key!r}: {why}; "
-            "pass key=None to number the rows instead"
+        raise SourceError(
+            f"it has the key {name!r} in column {key!r}: {why}; pass key_column=None to number the "
+            "rows instead",
+            row=first + row,
+            column=key,
         )
     return [name or "" for name in names]
 

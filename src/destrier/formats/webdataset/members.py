@@ -11,7 +11,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from destrier.formats.gather import MOST_OFFSETS, Ints, list_offsets, text
 from destrier.formats.media import CONTENT_TYPE_KEY, content_type
+from destrier.formats.ragged import ragged_type
 from destrier.formats.webdataset.npy import Header, array_of, header_of, value_type
 from destrier.writing.source import ENCODING_KEY, LINK
 
@@ -27,7 +29,6 @@ _DEFAULTS = {
     "npy": "tensor",
 }
 _INTEGER = re.compile(rb"0|-?[1-9][0-9]{0,18}")
-_MAX_OFFSET = (1 << 31) - 1
 
 Fault = Callable[[int, str], NoReturn]
 """Raises the error for a cell of a batch, by its position among the cells."""
@@ -135,7 +136,7 @@ def _type(kind: str, arrays: Arrays, *, link: bool) -> pa.DataType:
         return pa.fixed_shape_tensor(items, shape) if shape else items
     if arrays.dimensions == {1}:
         return pa.list_(items)
-    return pa.struct([("shape", pa.list_(pa.int32())), ("values", pa.list_(items))])
+    return ragged_type(items)
 
 
 def decode(cells: Cells, kind: str, wanted: pa.DataType, count: int, fault: Fault) -> pa.Array:
@@ -170,28 +171,21 @@ def _bytes(cells: Cells, valid: NDArray[np.bool_] | None, count: int) -> pa.Arra
 
 
 def _strings(cells: Cells, valid: NDArray[np.bool_] | None, count: int, fault: Fault) -> pa.Array:
-    if sum(cells.sizes) > _MAX_OFFSET:
+    if sum(cells.sizes) > MOST_OFFSETS:
         fault(0, "it is longer than 2 GiB, which text cannot be")
-    offsets = _offsets(cells.sizes, cells.rows, count).astype(np.int32)
-    buffers = [_bitmap(valid), pa.py_buffer(offsets), pa.py_buffer(b"".join(cells.payloads))]
-    array = pa.Array.from_buffers(pa.string(), count, buffers)
-    try:
-        array.validate(full=True)
-    except pa.ArrowInvalid:
-        for i, payload in enumerate(cells.payloads):
-            try:
-                bytes(payload).decode()
-            except UnicodeDecodeError as error:
-                fault(i, f"it is not UTF-8 text: {error.reason} at byte {error.start}")
-        raise
-    return array
+
+    def fail(row: int, problem: str) -> NoReturn:
+        fault(cells.rows.index(row), f"it {problem}")
+
+    return text(_bytes(cells, valid, count), fail)
 
 
 def _integer(payload: memoryview, i: int, fault: Fault) -> int:
-    text = bytes(payload[:64]).strip()
-    if _INTEGER.fullmatch(text) is None or len(payload) > 64 or not -(2**63) <= int(text) < 2**63:
+    digits = bytes(payload[:64]).strip()
+    plain = _INTEGER.fullmatch(digits) is not None and len(payload) <= 64
+    if not plain or not -(2**63) <= int(digits) < 2**63:
         fault(i, f"it is {bytes(payload[:40])!r}, not an integer as it is usually written")
-    return int(text)
+    return int(digits)
 
 
 def _header(payload: memoryview, i: int, fault: Fault) -> Header:
@@ -250,7 +244,7 @@ def _ragged(
             )
         arrays.append(array_of(cells.payloads[i], header))
     lengths = [len(array) for array in arrays]
-    if sum(lengths) > _MAX_OFFSET:
+    if sum(lengths) > MOST_OFFSETS:
         fault(0, f"it has {max(lengths):,} items, more than a list can hold")
     flat = np.concatenate([np.empty(0, dtype), *arrays])
     values = _lists(lists, lengths, cells.rows, flat, None if nested else valid, count)
@@ -277,10 +271,10 @@ def _lists(
     return pa.Array.from_buffers(kind, count, buffers, children=children)
 
 
-def _offsets(sizes: list[int], rows: list[int], count: int) -> NDArray[np.int64]:
-    offsets = np.zeros(count + 1, np.int64)
-    offsets[1:][rows] = sizes
-    return np.cumsum(offsets, out=offsets)
+def _offsets(sizes: list[int], rows: list[int], count: int) -> Ints:
+    spread = np.zeros(count, np.int64)
+    spread[rows] = sizes
+    return list_offsets(spread)
 
 
 def _bitmap(valid: NDArray[np.bool_] | None) -> pa.Buffer | None:

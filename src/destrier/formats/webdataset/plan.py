@@ -35,7 +35,7 @@ class Options:
     columns: tuple[str, ...] | None
     link: bool
     extensions: dict[str, str | None]
-    key: str | None
+    key_column: str | None
 
     def kind(self, extension: str) -> str:
         """What members of an extension are read as."""
@@ -94,11 +94,11 @@ class Survey:
     def _add_extension(self, extension: str, whence: str) -> None:
         name = _column_name(extension)
         twin = next((e for e in self.found if _column_name(e) == name), None)
-        if self._kept(extension) and (twin is not None or name == self.options.key):
+        if self._kept(extension) and (twin is not None or name == self.options.key_column):
             other = "the keys" if twin is None else f"extension {twin!r}"
             way_out = "leave one of them out with skip="
             if twin is None:
-                way_out = "name the column of keys otherwise with key="
+                way_out = "name the column of keys otherwise with key_column="
             raise SchemaError(
                 f"{whence} would be column {name!r}, which is that of {other}; {way_out}",
                 file=self.shown,
@@ -125,10 +125,10 @@ class Survey:
                 file=self.shown,
             )
         extensions = {_column_name(extension): extension for extension in self.found}
-        there = [*([] if options.key is None else [options.key]), *extensions]
+        there = [*([] if options.key_column is None else [options.key_column]), *extensions]
         fields = []
         for name in there if options.columns is None else options.columns:
-            if name == options.key:
+            if name == options.key_column:
                 metadata = {ENCODING_KEY: b"webdataset:__key__"}
                 fields.append(pa.field(name, pa.string(), metadata=metadata))
             elif name in extensions:
@@ -174,7 +174,7 @@ class Filler:
         self.file = file
         self.shown = shown
         self.uri = uri
-        self._columns = {f.name: f.type for f in schema if f.name != options.key}
+        self._columns = {f.name: f.type for f in schema if f.name != options.key_column}
         self._extensions: dict[str, str] = {}  # by column
         for column in schema:
             encoding = (column.metadata or {}).get(ENCODING_KEY, b"").decode()
@@ -208,7 +208,7 @@ class Filler:
         columns: list[pa.Array] = []
         for column in self.schema:
             extension = self._extensions.get(column.name, "")
-            if column.name == self.options.key:
+            if column.name == self.options.key_column:
                 columns.append(pa.array(batch.keys, pa.string()))
             elif extension in batch.cells:
                 columns.append(self._column(batch, extension, column.type))

@@ -23,7 +23,7 @@ from destrier.writing.source import FileSource, Unit
 
 __all__ = ["WebDatasetSource", "open_source"]
 
-_LINKED_SHARE = 64  # a linked tar is written as about so small a part of its size
+_LINKED_SHARE = 16  # a linked tar is written as about so small a part of its size
 _META = re.compile(r"__[^/]*__(?:$|/)")
 _APPLE_DOUBLE = re.compile(r"(?:^|/)\._[^/]*$")
 
@@ -35,7 +35,7 @@ def open_source(
     link: bool = False,
     extensions: Mapping[str, str | None] | Sequence[str] | None = None,
     skip: Sequence[str] = (),
-    key: str | None = "key",
+    key_column: str | None = "key",
     require_end: bool = True,
 ) -> WebDatasetSource:
     """Open tars of samples as a source.
@@ -48,7 +48,7 @@ def open_source(
             also what they are read as: ``"int"``, ``"string"``, ``"json"``, ``"tensor"``,
             ``"ragged"``, ``"bytes"``, or None for the usual.
         skip: Patterns of member names that are left out on purpose, such as ``"*.md"``.
-        key: Name of the column of keys; None leaves it out.
+        key_column: Name of the column of keys; None leaves it out.
         require_end: Whether a tar without its end is an error.
 
     Raises:
@@ -78,7 +78,7 @@ def open_source(
         columns=None if columns is None else tuple(columns),
         link=link,
         extensions={name.lower(): kind for name, kind in declared.items()},
-        key=key,
+        key_column=key_column,
     )
     return WebDatasetSource(
         base, files, options, address=store.shown, skip=skip, require_end=require_end
@@ -123,7 +123,9 @@ class WebDatasetSource(FileSource):
         """One for each tar."""
         share = _LINKED_SHARE if self.options.link else 1
         return [
-            Unit(self.store.show(file.path), None, file.size // share, file) for file in self.files
+            Unit(shown, None, file.size // share, file, file=shown)
+            for file in self.files
+            for shown in [self.store.show(file.path)]
         ]
 
     def identity(self) -> Iterable[Any]:
