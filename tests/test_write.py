@@ -391,6 +391,66 @@ def test_kill_while_publishing(
     assert files(uri) == referenced(uri)
 
 
+@pytest.mark.parametrize("mode", ["create", "append"])
+def test_kill_anywhere_in_the_clearing_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """However much of the journal is left, the rerun knows that the job is published."""
+    from destrier.files import Store
+
+    class KillError(BaseException):
+        pass
+
+    whole = Store.remove
+    for allowed in range(20):
+        folder = tmp_path / str(allowed)
+        uri = folder / "t.lance"
+        if mode == "append":
+            write_table(Numbers(units_=1), uri, num_workers=0)
+        removed = []
+
+        def remove(
+            self: Store, path: str = "", *, allowed: int = allowed, log: list = removed
+        ) -> None:  # type: ignore[type-arg]
+            if len(log) == allowed:
+                raise KillError
+            log.append(path)
+            whole(self, path)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Store, "remove", remove)
+            patch.setattr("destrier.writing.write._Run._leave", lambda *_: None)
+            try:
+                write_table(Numbers(units_=3), uri, num_workers=0, mode=mode)
+                break
+            except KillError:
+                pass
+        if not (folder / "t.lance.writing" / "job.json").exists():
+            continue  # all but the empty folder is gone: the job has ended
+        written = write_table(Numbers(units_=3), uri, num_workers=0, mode=mode)
+        assert (written.rows, written.version) == (150, 1 if mode == "create" else 2)
+        assert read(uri).num_rows == 150 + (50 if mode == "append" else 0)
+        assert names(folder) == ["t.lance"]
+    assert allowed > 3
+
+
+def test_what_lies_where_the_journal_would_be_is_not_touched(tmp_path: Path) -> None:
+    lance.write_dataset(pa.table({"id": [1]}), str(tmp_path / "t.writing"))
+    with pytest.raises(WriteError, match=r"t\.writing.*move it away"):
+        write_table(Numbers(units_=1), tmp_path / "t", num_workers=0)
+    assert read(tmp_path / "t.writing").num_rows == 1
+    os.symlink("nowhere", tmp_path / "dangling")
+    with pytest.raises(WriteError, match="choose another place"):
+        write_table(Numbers(units_=1), tmp_path / "dangling", num_workers=0)
+    assert names(tmp_path) == ["dangling", "t.writing"]
+
+
+def test_credentials_in_an_address_are_not_repeated() -> None:
+    with pytest.raises(ArgumentError) as refused:
+        write_table(Numbers(units_=1), "s3://user:pw0rd@bucket/t.lance", num_workers=0)
+    assert "pw0rd" not in str(refused.value)
+
+
 def test_restart_after_a_kill_in_the_move_leaves_no_orphans(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -501,7 +561,7 @@ def test_a_journal_that_cannot_be_read_is_not_an_empty_one(
     class KillError(BaseException):
         pass
 
-    def kill(*_: object) -> None:
+    def kill(*_: object, **__: object) -> None:
         raise KillError
 
     def refuse(self: Store, path: str = "") -> None:

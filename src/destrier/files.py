@@ -14,7 +14,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from destrier.errors import ArgumentError, MissingDependencyError, SourceError
+from destrier.errors import ArgumentError, DestrierError, MissingDependencyError, SourceError
 from destrier.table import redact
 
 __all__ = ["File", "Store", "natural"]
@@ -109,7 +109,12 @@ class Store:
             return pafs.LocalFileSystem(), self.uri
         try:
             if self.scheme in _S3:
-                return _s3(self.options), self.uri.split("://", 1)[1]
+                place = self.uri.split("://", 1)[1]
+                if "@" in place.split("/", 1)[0]:
+                    raise ArgumentError(
+                        f"{self.shown} has credentials in its address: pass them as storage options"
+                    )
+                return _s3(self.options), place
             return _fsspec(self.uri, self.options)
         except ArgumentError:
             raise
@@ -201,7 +206,9 @@ class Store:
             return function(fs, self._full(path))
         except FileNotFoundError:
             raise SourceError(f"there is no file {self.show(path)}") from None
-        except OSError as error:
+        except (OSError, ValueError) as error:
+            if isinstance(error, DestrierError):
+                raise
             raise SourceError(f"{self.show(path)}: {redact(str(error))}") from None
 
 

@@ -78,6 +78,7 @@ def relink(
     move = _Move(_split(old), _split(new), check, opened.storage_options)
     with Journal(opened.uri, opened.storage_options, kind="relinking").held() as journal:
         discard(journal, opened.uri, opened.storage_options)  # what a killed call has left
+        journal.start({"job": "relink"}, keep=False)
         try:
             changed = _relink(opened, columns, move, journal)
         finally:

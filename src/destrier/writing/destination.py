@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Literal, TypeAlias, get_args
 
 from destrier.errors import ArgumentError, TableError, WriteError
@@ -42,7 +43,7 @@ def table_there(store: Store, mode: str, *, unfinished: bool) -> Table | None:
     table: Table | None = None
     if store.is_folder("_versions"):
         table = open_table(store.uri, storage_options=store.options)
-    elif store.stat() is not None:
+    elif store.stat() is not None or (store.local and _dangling(store.uri)):
         raise WriteError(f"there is a file at {store.shown}: choose another place")
     elif not unfinished and store.files():
         raise WriteError(
@@ -57,6 +58,10 @@ def table_there(store: Store, mode: str, *, unfinished: bool) -> Table | None:
     if table is None and mode == "append":
         raise TableError(f"there is no table at {store.shown} to append to: pass mode='create'")
     return table
+
+
+def _dangling(path: str) -> bool:
+    return os.path.lexists(path) and not os.path.exists(path)
 
 
 def field_ids(table: Table) -> list[Any]:

@@ -15,6 +15,7 @@ from destrier.files import Store
 __all__ = ["Journal"]
 
 _VERSION = 1
+_JOB = "job.json"  # the first entry to come, and the last to go
 
 
 class Journal:
@@ -80,6 +81,15 @@ class Journal:
                 os.unlink(draft)
             raise WriteError(f"cannot write {path}: {error}") from error
 
+    def publishing(self) -> dict[str, Any] | None:
+        """What is being published, or was, but for the clearing up; None before that."""
+        found: dict[str, Any] | None = (self.read(_JOB) or {}).get("publish")
+        return found
+
+    def publish(self, entry: Mapping[str, Any]) -> None:
+        """Note what is being published, in the entry of the job: the two live and go together."""
+        self.write(_JOB, {**(self.read(_JOB) or {}), "publish": entry})
+
     def start(self, job: Mapping[str, Any], *, keep: bool) -> dict[str, Any]:
         """Begin, or go on with what is there.
 
@@ -93,7 +103,7 @@ class Journal:
         Raises:
             WriteError: If the journal is of another job, or another process works on it.
         """
-        there = self.read("job.json")
+        there = self.read(_JOB)
         if there is not None and keep:
             if not self.matches(job):
                 differing = [key for key, value in job.items() if there.get(key) != value]
@@ -105,12 +115,12 @@ class Journal:
             return there
         self.clear()
         entry = {**job, "format": _VERSION, "run": uuid.uuid4().hex}
-        self.write("job.json", entry)
+        self.write(_JOB, entry)
         return entry
 
     def matches(self, job: Mapping[str, Any]) -> bool:
         """Whether the journal is of this job."""
-        there = self.read("job.json") or {}
+        there = self.read(_JOB) or {}
         return there.get("format") == _VERSION and all(
             there.get(key) == value for key, value in job.items()
         )
@@ -129,7 +139,17 @@ class Journal:
         self.write(f"done/{entry['index']:08d}.json", entry)
 
     def clear(self) -> None:
-        """Drop all that was written here."""
+        """Drop all that was written here.
+
+        The entry of the job goes last: as long as anything is left, the next call knows whether
+        the job was published.
+        """
+        for folder in self.store.folders():
+            self.store.remove(folder)
+        for file in self.store.files(recursive=False):
+            if file.path != _JOB:
+                self.store.remove(file.path)
+        self.store.remove(_JOB)
         self.store.remove()
 
     @contextlib.contextmanager
@@ -137,13 +157,24 @@ class Journal:
         """Keep other processes of this machine out.
 
         Raises:
-            WriteError: If one is writing there.
+            WriteError: If one is writing there, or something else than a journal is there.
         """
         self._take_lock()
         try:
+            self._check_ours()
             yield self
         finally:
             self._unlock()
+
+    def _check_ours(self) -> None:
+        if self.store.stat(_JOB) is not None:
+            return
+        names = [file.path for file in self.store.files()]
+        if self.store.stat() is not None or not all(name.startswith(_JOB) for name in names):
+            raise WriteError(
+                f"there is something at {self.shown}, where unfinished work would be kept: move it "
+                "away, or choose another place"
+            )
 
     def _take_lock(self) -> None:
         if not self.store.local:

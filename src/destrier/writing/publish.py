@@ -30,6 +30,7 @@ def publish(
     overwrite: bool,
     base: Table | None,
     storage_options: Mapping[str, str] | None,
+    summary: Any = None,
 ) -> int:
     """Move the finished files to the table and commit them.
 
@@ -41,6 +42,7 @@ def publish(
         overwrite: Replace what is there (also to create), else append.
         base: The table that is there, if any.
         storage_options: Of the table.
+        summary: As for `commit_files`.
 
     Returns:
         The new version.
@@ -66,6 +68,7 @@ def publish(
             [(journal.store, names)],
             operation,
             read_version=0 if base is None else base.version,
+            summary=summary,
         )
     except ReadError as error:
         raise WriteError(f"{error}; nothing of it is visible") from error
@@ -95,6 +98,7 @@ def commit_files(
     operation: Any,
     *,
     read_version: int,
+    summary: Any = None,
 ) -> int:
     """Move finished files to a table and commit them.
 
@@ -104,6 +108,7 @@ def commit_files(
         parts: Folders, and the names of the files that are in each, or were moved from it before.
         operation: Lance's, over these files.
         read_version: The version that it was planned on, 0 for none.
+        summary: What the call returns of it, as JSON, for one that finds it published.
 
     Returns:
         The new version.
@@ -113,7 +118,7 @@ def commit_files(
         WriteError: If it is not known whether it was taken; the same job finds out.
     """
     names = [name for _, each in parts for name in each]
-    journal.write("publish.json", {"version": read_version, "names": names})
+    journal.publish({"version": read_version, "names": names, "summary": summary})
     moved = [(store, move_files(store, target, each)) for store, each in parts]
     try:
         dataset = lance_call(
@@ -152,7 +157,7 @@ def published_version(
     Raises:
         TableError: If there is a table that cannot be read now, so that it is not known.
     """
-    entry = journal.read("publish.json")
+    entry = journal.publishing()
     if entry is None or not _is_table(Store(uri, storage_options)):
         return None
     table = open_table(uri, storage_options=storage_options)
@@ -173,7 +178,7 @@ def _is_table(store: Store) -> bool:
 
 def discard(journal: Journal, uri: str, storage_options: Mapping[str, str] | None) -> None:
     """Drop a journal, and files that it moved to the table without a commit."""
-    entry = journal.read("publish.json")
+    entry = journal.publishing()
     if entry is not None and published_version(journal, uri, storage_options) is None:
         table = Store(uri, storage_options)
         for path in _paths(table, set(entry["names"]) - _held(uri, storage_options)):

@@ -133,9 +133,9 @@ class _Run:
                         f"{error}; run the same again to go on from the shards that are finished"
                     ) from error
                 raise
-        dones = self.journal.done()
+        summary = (self.journal.publishing() or {})["summary"]
         self.journal.clear()
-        return self._written(version, dones)
+        return self._written(version, **summary)
 
     def _published(self, job: dict[str, Any]) -> int | None:
         """The version that a killed run of this job has published, but for the clearing up."""
@@ -159,7 +159,7 @@ class _Run:
 
     def _base(self) -> Table | None:
         """The table that is there; raise if it must not be, or must."""
-        unfinished = self.journal.read("publish.json") is not None
+        unfinished = self.journal.publishing() is not None
         return table_there(self.store, self.mode, unfinished=unfinished)
 
     def _start(self, job: dict[str, Any], base: Table | None, *, keep: bool) -> dict[str, Any]:
@@ -234,14 +234,20 @@ class _Run:
         read = sum(done["rows_in"] for done in dones.values())
         if total is not None and read != total:
             raise SourceError(f"{self.source.shown} gave {read} rows, but declares {total}")
+        ordered = [dones[index] for index in sorted(dones)]
         return publish(
             self.journal,
             self.store.uri,
             layout.stored,
-            [text for index in sorted(dones) for text in dones[index]["fragments"]],
+            [text for done in ordered for text in done["fragments"]],
             overwrite=self.mode != "append",
             base=base,
             storage_options=self.storage_options,
+            summary={
+                "rows": sum(done["rows_out"] for done in ordered),
+                "rows_read": read,
+                "skipped": [each for done in ordered for each in done["skipped"]],
+            },
         )
 
     def _leave(self, error: BaseException) -> bool:
@@ -260,9 +266,9 @@ class _Run:
             return True  # the error that came first matters more
         return False
 
-    def _written(self, version: int, dones: dict[int, dict[str, Any]]) -> Written:
-        ordered = [dones[index] for index in sorted(dones)]
-        skipped = tuple((int(i), str(e)) for done in ordered for i, e in done["skipped"])
+    def _written(
+        self, version: int, rows: int, rows_read: int, skipped: list[tuple[int, str]]
+    ) -> Written:
         if skipped:
             shown = "; ".join(f"{i}: {e}" for i, e in skipped[:_SHOWN_SKIPPED])
             warnings.warn(
@@ -271,10 +277,5 @@ class _Run:
                 DestrierWarning,
                 stacklevel=5,
             )
-        return Written(
-            self.store.uri,
-            version,
-            sum(done["rows_out"] for done in ordered),
-            sum(done["rows_in"] for done in ordered),
-            skipped,
-        )
+        pairs = tuple((int(number), str(error)) for number, error in skipped)
+        return Written(self.store.uri, version, rows, rows_read, pairs)
