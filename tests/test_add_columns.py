@@ -170,6 +170,10 @@ def fail(_: Any) -> Any:
     raise ZeroDivisionError("mine")
 
 
+def die(_: Any) -> Any:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 BAD = {
     "raises": (fail, TransformError, "rows 800 to 899 of .*ZeroDivisionError: mine"),
     "too few": (lambda ids: {"new": ids[1:]}, LengthError, "99 values of column 'new' for the 100"),
@@ -284,16 +288,27 @@ def test_a_killed_run_goes_on_where_it_stopped(
 
 
 def test_a_journal_of_another_job_is_refused(plain: lance.LanceDataset) -> None:
-    with pytest.raises(TransformError):
-        add_columns(plain.uri, late(fail), columns=["id"], num_workers=0, batch_size=100)
+    with pytest.raises(WorkerError, match="run the same again"):
+        add_columns(plain.uri, late(die), columns=["id"], num_workers=1, batch_size=100)
     for other in (
         {"what": double, "columns": ["id"]},
-        {"what": late(fail), "columns": ["id", "label"]},
-        {"what": late(fail), "columns": ["id"], "schema": pa.schema([("new", pa.int64())])},
+        {"what": late(die), "columns": ["id", "label"]},
+        {"what": late(die), "columns": ["id"], "schema": pa.schema([("new", pa.int64())])},
     ):
         with pytest.raises(WriteError, match="restart=True"):
             add_columns(plain.uri, num_workers=0, **other)
     assert add_columns(plain.uri, double, columns=["id"], num_workers=0, restart=True) == 2
+    check_clean(plain.uri)
+
+
+def test_a_function_that_fails_leaves_nothing(plain: lance.LanceDataset) -> None:
+    for _ in range(2):
+        with pytest.raises(TransformError):
+            add_columns(plain.uri, late(fail), columns=["id"], num_workers=0, batch_size=100)
+        check_clean(plain.uri)
+    add_columns(plain.uri, double, columns=["id"], num_workers=0)
+    with pytest.raises(ColumnError):
+        add_columns(plain.uri, double, columns=["id"], num_workers=0)
     check_clean(plain.uri)
 
 

@@ -30,6 +30,7 @@ from destrier.errors import (
     FilterError,
     MissingKeyError,
     SchemaError,
+    TableError,
     VersionError,
     WriteError,
 )
@@ -245,7 +246,7 @@ def test_merge_refuses_other_schemas_and_leaves_nothing(tmp_path: Path) -> None:
             merge([tmp_path / "a.lance", tmp_path / f"{name}.lance"], tmp_path / "all.lance")
     with pytest.raises(WriteError, match="is a table at"):
         merge([tmp_path / "a.lance"], tmp_path / "type.lance")
-    with pytest.raises(WriteError, match="no table at"):
+    with pytest.raises(TableError, match="no table at"):
         merge([tmp_path / "a.lance"], tmp_path / "all.lance", mode="append")
     with pytest.raises(WriteError, match="something else"):
         merge([tmp_path / "a.lance"], tmp_path)

@@ -17,6 +17,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from pyarrow import feather
 
+import destrier
 from destrier.errors import ArgumentError, ColumnError, SchemaError, SourceError
 from destrier.files import Store
 from destrier.formats import batches as batches_module
@@ -854,3 +855,22 @@ def test_a_table_made_in_the_folder_is_no_data_of_it(tmp_path: Path) -> None:
     (tmp_path / "t.lance.writing" / "b.csv").write_text("n\n1\n")
     assert tabular.detect(Store(tmp_path)) == "parquet"
     assert table(source(tmp_path))["n"].to_pylist() == [1]
+
+
+@pytest.mark.parametrize("rows", range(1, 6))
+def test_decimals_of_a_mapped_file(rows: int, tmp_path: Path) -> None:
+    """Lance ends in a panic if they are not at multiples of 16 bytes."""
+    found = pa.table(
+        {
+            "a": ["x" * (i + 1) for i in range(rows)],
+            "d": pa.array([decimal.Decimal("1.5")] * rows, pa.decimal128(10, 2)),
+        }
+    )
+    (tmp_path / "ipc").mkdir()
+    with (
+        pa.OSFile(str(tmp_path / "ipc" / "x.arrow"), "wb") as file,
+        pa.ipc.new_file(file, found.schema) as out,
+    ):
+        out.write_table(found)
+    destrier.convert(tmp_path / "ipc", tmp_path / "t.lance", num_workers=0)
+    assert lance.dataset(str(tmp_path / "t.lance")).to_table().equals(found)

@@ -126,12 +126,7 @@ def export(
 
 
 def _check_empty(target: Store) -> None:
-    full = target.stat() is not None or bool(target.files())
-    if target.local and not full:
-        full = os.path.islink(target.uri) or (
-            os.path.isdir(target.uri) and bool(os.listdir(target.uri))
-        )
-    if full:
+    if target.holds_anything():
         raise WriteError(f"there is something at {target.shown} already: choose an empty place")
 
 

@@ -145,6 +145,15 @@ class Store:
         ]
         return sorted(files, key=lambda file: natural(file.path))
 
+    def holds_anything(self) -> bool:
+        """Whether there is a file, or a folder that is not empty. Only its top is looked at."""
+        if self.local:
+            path = self.uri
+            return os.path.lexists(path) and (
+                os.path.islink(path) or not os.path.isdir(path) or bool(os.listdir(path))
+            )
+        return self.stat() is not None or bool(self.files(recursive=False) or self.folders())
+
     def folders(self, path: str = "") -> list[str]:
         """The names of the folders right below a path, in natural order."""
         selector = pafs.FileSelector(self._full(path), recursive=False, allow_not_found=True)

@@ -14,7 +14,7 @@ import pyarrow as pa
 from destrier.check import integer
 from destrier.editing.changes import latest, plan_expression
 from destrier.editing.newcolumns import Computer, Task, check_new
-from destrier.errors import ArgumentError, ColumnError, ReadError, WriteError
+from destrier.errors import ArgumentError, ColumnError, ReadError, WorkerError, WriteError
 from destrier.files import Store
 from destrier.jobs.fingerprint import fingerprint
 from destrier.table import Table, lance_call
@@ -22,7 +22,7 @@ from destrier.writing.crew import Crew
 from destrier.writing.journal import Journal
 from destrier.writing.layout import is_blob
 from destrier.writing.progress import progress
-from destrier.writing.publish import commit_files, discard, published_version, stage_clone
+from destrier.writing.publish import commit_files, discard, leave, published_version, stage_clone
 
 if TYPE_CHECKING:
     from destrier.table import TableLike
@@ -164,14 +164,21 @@ class _Run:
         entry = self.journal.start(job, keep=True)
         if self.schema is None and "fixed" in entry:
             self.schema = _unpacked(entry["fixed"])
-        with (
-            progress("adding columns", self.table.num_rows) as note,
-            Crew(self.computer, self.num_workers, on_note=note) as crew,
-        ):
-            if self.schema is None:
-                self.schema = self._probe(crew)
-                self.journal.write("job.json", {**entry, "fixed": _packed(self.schema)})
-            version = self._until_committed(crew, self.schema)
+        try:
+            with (
+                progress("adding columns", self.table.num_rows) as note,
+                Crew(self.computer, self.num_workers, on_note=note) as crew,
+            ):
+                if self.schema is None:
+                    self.schema = self._probe(crew)
+                    self.journal.write("job.json", {**entry, "fixed": _packed(self.schema)})
+                version = self._until_committed(crew, self.schema)
+        except BaseException as error:
+            if leave(self.journal, uri, options, error) and isinstance(error, WorkerError):
+                raise WorkerError(
+                    f"{error}; run the same again to go on from the fragments that are finished"
+                ) from error
+            raise
         self.journal.clear()
         return version
 

@@ -45,7 +45,7 @@ def table_there(store: Store, mode: str, *, unfinished: bool) -> Table | None:
         table = open_table(store.uri, storage_options=store.options)
     elif store.stat() is not None or (store.local and _dangling(store.uri)):
         raise WriteError(f"there is a file at {store.shown}: choose another place")
-    elif not unfinished and store.files():
+    elif not unfinished and store.holds_anything():
         raise WriteError(
             f"{store.shown} is a folder that holds something else than a table: choose another "
             "place"

@@ -200,6 +200,8 @@ class Journal:
 
     def _unlock(self) -> None:
         if self._lock is not None:
+            with contextlib.suppress(OSError):  # which a kill in the clearing up can leave
+                os.rmdir(self.store.uri)
             with contextlib.suppress(OSError):
                 os.unlink(self.store.uri + ".lock")
             os.close(self._lock)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import uuid
 from collections.abc import Mapping, Sequence
@@ -11,12 +12,20 @@ from typing import Any
 import lance
 import pyarrow as pa
 
-from destrier.errors import DestrierError, ReadError, VersionError, WriteError
+from destrier.errors import (
+    ArgumentError,
+    DestrierError,
+    ReadError,
+    RowError,
+    SourceError,
+    VersionError,
+    WriteError,
+)
 from destrier.files import Store
 from destrier.table import Table, lance_call, open_table
 from destrier.writing.journal import Journal
 
-__all__ = ["commit_files", "discard", "publish", "published_version", "stage_clone"]
+__all__ = ["commit_files", "discard", "leave", "publish", "published_version", "stage_clone"]
 
 _MOVERS = 8  # files moved at a time; on object stores a move is a copy by the server
 
@@ -186,6 +195,30 @@ def discard(journal: Journal, uri: str, storage_options: Mapping[str, str] | Non
         if table.local and not table.files():
             table.remove()
     journal.clear()
+
+
+def leave(
+    journal: Journal,
+    uri: str,
+    storage_options: Mapping[str, str] | None,
+    error: BaseException,
+    *,
+    resumable: bool = True,
+) -> bool:
+    """After an error: keep what the same call can go on from, unless that would fail again.
+
+    Returns:
+        Whether something is kept.
+    """
+    full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+    lost = isinstance(error, SourceError | ArgumentError | RowError | TypeError) or full
+    try:
+        if resumable and not lost and journal.done():
+            return True
+        discard(journal, uri, storage_options)
+    except DestrierError:
+        return True  # the error that came first matters more
+    return False
 
 
 def _held(uri: str, storage_options: Mapping[str, str] | None) -> set[str]:

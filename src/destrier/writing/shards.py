@@ -260,10 +260,15 @@ class _ShardRun:
         source = self.job.source
         if self.known is None:
             self.known = source.schema if self.layout is None else self.layout.source
-        for batch in source.read(unit, self.known):
-            if self.known is None:
-                self.known = batch.schema
-            yield batch
+        try:
+            for batch in source.read(unit, self.known):
+                if self.known is None:
+                    self.known = batch.schema
+                yield batch
+        except UnicodeError as error:
+            raise SourceError(
+                f"{unit.name} has text that UTF-8 cannot hold: {error}", file=unit.file or unit.name
+            ) from error
 
 
 def _keep(

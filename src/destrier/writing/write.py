@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,6 @@ from typing import Any
 
 from destrier.errors import (
     ArgumentError,
-    DestrierError,
     DestrierWarning,
     SourceError,
     WorkerError,
@@ -25,7 +23,7 @@ from destrier.writing.destination import check_destination, field_ids, table_the
 from destrier.writing.journal import Journal
 from destrier.writing.layout import Layout
 from destrier.writing.progress import progress
-from destrier.writing.publish import discard, publish, published_version
+from destrier.writing.publish import discard, leave, publish, published_version
 from destrier.writing.shards import Done, ShardWriter
 from destrier.writing.source import FileSource, Measure, Source
 
@@ -251,20 +249,13 @@ class _Run:
         )
 
     def _leave(self, error: BaseException) -> bool:
-        """Keep what the same call can go on from; drop it where that call would fail again.
-
-        Returns:
-            Whether something is kept.
-        """
-        full = isinstance(error, OSError) and error.errno == errno.ENOSPC
-        lost = isinstance(error, SourceError | ArgumentError | TypeError) or full
-        try:
-            if not (lost or not self.source.resumable or not self.journal.done()):
-                return True
-            discard(self.journal, self.store.uri, self.storage_options)
-        except DestrierError:
-            return True  # the error that came first matters more
-        return False
+        return leave(
+            self.journal,
+            self.store.uri,
+            self.storage_options,
+            error,
+            resumable=self.source.resumable,
+        )
 
     def _written(
         self, version: int, rows: int, rows_read: int, skipped: list[tuple[int, str]]

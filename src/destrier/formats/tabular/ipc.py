@@ -125,7 +125,7 @@ class ArrowSource(TypedSource):
             for batch in (
                 self._stream(file, shown) if place.stop is None else self._run(file, place)
             ):
-                yield row, batch.select(self.names_in(batch.schema))
+                yield row, _aligned(batch.select(self.names_in(batch.schema)))
                 row = None if row is None else row + batch.num_rows
 
     def _run(self, file: pa.NativeFile, place: Batches) -> Iterator[pa.RecordBatch]:
@@ -176,3 +176,18 @@ def _runs(file: File, shown: str, count: int, rows: list[int] | None) -> list[Un
         units.append(Unit(name, known, nbytes, place, file=shown, first_row=before))
         first += known or 0
     return units
+
+
+def _aligned(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Lance wants decimals at multiples of 16 bytes; in a mapped file they are at those of 8."""
+    if not any(_holds_decimals(field.type) for field in batch.schema):
+        return batch
+    return batch.take(pa.array(range(batch.num_rows)))
+
+
+def _holds_decimals(kind: pa.DataType) -> bool:
+    if isinstance(kind, pa.BaseExtensionType):
+        return _holds_decimals(kind.storage_type)
+    if pa.types.is_decimal(kind):
+        return True
+    return any(_holds_decimals(kind.field(i).type) for i in range(kind.num_fields))
