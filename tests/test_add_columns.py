@@ -301,6 +301,20 @@ def test_a_journal_of_another_job_is_refused(plain: lance.LanceDataset) -> None:
     check_clean(plain.uri)
 
 
+@pytest.mark.parametrize("kind", ["arrow", "numpy"])
+def test_a_buffer_that_is_filled_anew_for_each_batch(plain: lance.LanceDataset, kind: str) -> None:
+    buffer = np.zeros(50, np.int64)
+
+    def work(batch: pa.RecordBatch) -> dict[str, Any]:
+        part = buffer[: batch.num_rows]
+        part[:] = batch["id"].to_numpy() * 2
+        return {"double": pa.array(part) if kind == "arrow" else part}
+
+    add_columns(plain.uri, work, columns=["id"], num_workers=0, batch_size=50)
+    ids, doubled = ids_and(plain.uri, "double")
+    assert doubled == [2 * i for i in ids]
+
+
 def test_a_function_that_fails_leaves_nothing(plain: lance.LanceDataset) -> None:
     for _ in range(2):
         with pytest.raises(TransformError):

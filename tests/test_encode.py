@@ -6,6 +6,7 @@ import datetime as dt
 import decimal
 import enum
 import io
+import math
 import subprocess
 import sys
 import uuid
@@ -26,7 +27,8 @@ from hypothesis import strategies as st
 from PIL import Image, ImageDraw
 
 from destrier.encoding.encoder import RowEncoder
-from destrier.errors import SchemaError, SourceError
+from destrier.errors import ColumnError, SchemaError, SourceError
+from destrier.writing.layout import Layout
 from destrier.writing.source import BATCH_BYTES
 
 UTC = dt.timezone.utc
@@ -699,3 +701,256 @@ def test_batches_of_other_columns_or_types() -> None:
         encoded([batch, {"a": "x"}])
     with pytest.raises(SchemaError, match="cannot hold"):
         encoded([pa.record_batch({"a": pa.array(["x"], pa.string_view())})])
+
+
+# ---- arrays of several dtypes among other values ------------------------------------------------
+
+HALVES = st.integers(-4, 4).map(lambda n: n / 2)
+"""Exact in any float type."""
+
+
+def nested(rank: int) -> st.SearchStrategy[Any]:
+    """Lists of so many levels, or a number; none is ragged."""
+    if not rank:
+        return HALVES
+    sizes = st.tuples(*[st.sampled_from([0, 1, 2, 2])] * rank)
+    count = math.prod
+    return sizes.flatmap(
+        lambda shape: st.lists(HALVES, min_size=count(shape), max_size=count(shape)).map(
+            lambda items: np.array(items, "f8").reshape(shape).tolist()
+        )
+    )
+
+
+def made(rank: int) -> list[st.SearchStrategy[Any]]:
+    """The same in many kinds of values."""
+    kinds = [
+        nested(rank),
+        nested(rank).map(lambda value: np.array(value, "f4")),
+        nested(rank).map(lambda value: np.array(value, "f8")),
+        nested(rank).map(lambda value: torch.tensor(value, dtype=torch.float64)),
+    ]
+    if rank == 1:
+        kinds.append(nested(1).map(lambda items: pa.array(items, pa.float32())))
+        kinds.append(nested(1).map(lambda items: pa.array(items, pa.float64())))
+    return kinds
+
+
+RAGGED = pa.struct([("shape", pa.list_(pa.int32())), ("values", pa.list_(pa.float64()))])
+WANTED = {
+    0: [pa.float64(), pa.float32()],
+    1: [
+        pa.list_(pa.float64()),
+        pa.list_(pa.float32()),
+        pa.large_list(pa.float64()),
+        pa.list_(pa.float64(), 2),
+        pa.fixed_shape_tensor(pa.float64(), [2]),
+        RAGGED,
+    ],
+    2: [pa.list_(pa.list_(pa.float64())), pa.fixed_shape_tensor(pa.float64(), [2, 2]), RAGGED],
+}
+
+
+@st.composite
+def mixed_columns(draw: Any) -> tuple[list[Any], pa.DataType | None]:
+    """Values of one or several kinds, and the type that is declared, which most of them fit."""
+    rank = draw(st.sampled_from([0, 1, 1, 1, 2]))
+    ranks = draw(st.sampled_from([[rank], [rank], [0, 1, 2]]))
+    kinds = [kind for number in ranks for kind in made(number)]
+    chosen = draw(st.sampled_from([kinds, kinds[1:3], [draw(st.sampled_from(kinds))]]))
+    want = draw(st.none() | st.sampled_from(WANTED[rank]))
+    value = st.none() | st.one_of(chosen)
+    if (want is None or pa.types.is_list(want)) and draw(st.booleans()):
+        value = st.none() | st.lists(value, max_size=3)
+        want = None if want is None else pa.list_(want)
+    return draw(st.lists(value, min_size=draw(st.sampled_from([1, 5])), max_size=8)), want
+
+
+def plainly(value: Any) -> Any:
+    if isinstance(value, pa.Array):
+        return value.to_pylist()
+    if isinstance(value, np.ndarray | torch.Tensor):
+        return value.tolist()
+    return [plainly(item) for item in value] if isinstance(value, list) else value
+
+
+def told(value: Any, kind: pa.DataType) -> Any:
+    """A value that was read, with the shape that its array had."""
+    if value is None:
+        return None
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return np.array(value, "f8").reshape(kind.shape).tolist()
+    if pa.types.is_struct(kind):
+        return np.array(value["values"], "f8").reshape(value["shape"]).tolist()
+    return [told(v, kind.value_type) for v in value] if isinstance(value, list) else value
+
+
+@settings(max_examples=250, deadline=None)
+@given(mixed_columns(), st.sampled_from([1, 3, 100]))
+def test_as_many_rows_come_out_as_go_in(
+    mixed: tuple[list[Any], pa.DataType | None], most: int
+) -> None:
+    values, want = mixed
+    schema = None if want is None else pa.schema([("n", pa.int64()), ("x", want)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("destrier.encoding.encoder._MOST_ROWS", most)
+        rows = ({"n": n, "x": value} for n, value in enumerate(values))
+        refused = None
+        try:
+            table = encoded(rows, schema, declared=want is not None)
+        except SchemaError as error:
+            refused = error
+    if refused is not None:
+        assert refused.column == "x"
+        assert refused.row in range(len(values))
+        assert f"row {refused.row}, column 'x'" in str(refused)
+        return
+    assert table["n"].to_pylist() == list(range(len(values)))
+    column = table["x"]
+    found = [told(value, column.type) for value in column.to_pylist()]
+    assert found == [plainly(value) for value in values]
+
+
+def test_nulls_between_arrays_of_two_dtypes() -> None:
+    f4, f8 = np.arange(2, dtype="f4"), np.arange(2.0)
+    for values in ([f8, None, f4], [None, f8, f4, None], [f4, None, None, f8]):
+        got = column(*values, want=pa.list_(pa.float64())).to_pylist()
+        assert got == [None if value is None else [0.0, 1.0] for value in values]
+    nested = column([f8, None, f4], [np.array([7.0])], want=pa.list_(pa.list_(pa.float64())))
+    assert nested.to_pylist() == [[[0.0, 1.0], None, [0.0, 1.0]], [[7.0]]]
+
+
+@pytest.mark.parametrize("null", [[], [None]])
+def test_arrays_of_two_dtypes(null: list[None]) -> None:
+    at = 1 + len(null)
+    for first, later in (("f4", "f8"), ("f8", "f4"), ("i8", "f8")):
+        text = refusal(np.zeros(2, first), *null, np.zeros(2, later))
+        assert text.startswith(f"{at}: row {at}, column 'x': got ndarray of float")
+    text = refusal(torch.zeros(2), *null, torch.zeros(2, dtype=torch.float64))
+    assert text.startswith(f"{at}: ")
+
+
+def test_an_empty_array_of_another_dtype_than_the_first_rows() -> None:
+    encoder = RowEncoder(pa.schema([("x", pa.list_(pa.float64()))]))
+    with pytest.raises(SchemaError, match="row 1, column 'x': got an array of float"):
+        list(encoder.batches([{"x": None}, {"x": np.zeros(0, "f4")}]))
+
+
+# ---- what Arrow would change without a word -----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (np.datetime64("2024-01-01", "25s"), "cast it to s, ms, us or ns"),
+        (np.timedelta64(2, "60s"), "cast it to s, ms, us or ns"),
+        (
+            dt.datetime(2024, 1, 1, tzinfo=dt.timezone(dt.timedelta(microseconds=30))),
+            "pass .astimezone",
+        ),
+        (decimal.Decimal("-0.0"), "-0.0 has a sign"),
+    ],
+)
+def test_values_that_would_change_are_refused(value: Any, text: str) -> None:
+    assert text in refusal(None, value, kind=SourceError)
+    assert "row 1, column 'x'[1]" in refusal(None, [None, value], kind=SourceError)
+
+
+def test_days_beyond_those_of_arrow_are_refused() -> None:
+    near, far = np.datetime64(2**31 - 1, "D"), np.datetime64(2**31, "D")
+    assert column(near, None, np.datetime64("NaT", "D")).cast(pa.int32()).to_pylist() == [
+        2**31 - 1,
+        None,
+        None,
+    ]
+    assert refusal(None, near, far).startswith("2: ")
+    assert "row 1, column 'x'[1]" in refusal(np.array([near]), np.array([near, far]))
+
+
+def test_an_offset_of_minutes_or_of_a_named_zone_is_kept() -> None:
+    half = dt.datetime(2024, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=-3, minutes=-30)))
+    assert column(half).to_pylist() == [half]
+    old = dt.datetime(1880, 1, 1, tzinfo=ZoneInfo("Europe/Amsterdam"))  # 19 minutes, 32 seconds
+    assert column(old).cast(pa.int64()).to_pylist() == [
+        (old - dt.datetime(1970, 1, 1, tzinfo=UTC)) // dt.timedelta(microseconds=1)
+    ]
+
+
+# ---- what a table cannot hold -------------------------------------------------------------------
+
+PAIRS = pa.list_(pa.struct([("a", pa.int64())]), 2)
+
+
+@pytest.mark.parametrize(
+    "kind", [PAIRS, pa.list_(PAIRS), pa.struct([("s", PAIRS)]), pa.map_(pa.string(), PAIRS)]
+)
+def test_fixed_lists_of_structs_are_refused(kind: pa.DataType) -> None:
+    with pytest.raises(SchemaError, match="make them list<item: struct<a: int64>>") as caught:
+        RowEncoder(pa.schema([("i", pa.int64()), ("v", kind)]))
+    assert caught.value.column == "v"
+    batch = pa.record_batch([pa.nulls(2, kind)], names=["v"])
+    with pytest.raises(SchemaError, match="column 'v'"):
+        list(RowEncoder().batches([batch]))
+    with pytest.raises(ColumnError, match="column 'v' cannot be kept"):
+        Layout.choose(batch.schema, [batch], columns=None, compression=None, provenance=False)
+
+
+def test_a_scalar_of_such_a_type_is_refused() -> None:
+    with pytest.raises(SchemaError, match="column 'x' is fixed_size_list"):
+        column(pa.scalar([{"a": 1}, {"a": 2}], PAIRS))
+
+
+def deep(levels: int) -> list[Any]:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def test_deep_nesting_is_kept_or_refused(tmp_path: Path) -> None:
+    table = encoded([{"i": 1, "x": deep(60)}])
+    lance.write_dataset(table, str(tmp_path / "t"))
+    assert lance.dataset(str(tmp_path / "t")).to_table() == table
+    for levels in (61, 80):
+        with pytest.raises(SchemaError, match=r"column 'x' .* more than 60 levels deep"):
+            encoded([{"i": 1, "x": deep(levels)}])
+
+
+@pytest.mark.parametrize("name", ["a`b", "a.b", "a\0b", "", "_rowid"])
+def test_names_that_a_table_cannot_have(name: str) -> None:
+    batch = pa.record_batch([pa.array([1])], names=[name])
+    with pytest.raises(ColumnError, match="a column cannot be named"):
+        Layout.choose(batch.schema, [batch], columns=None, compression=None, provenance=False)
+
+
+# ---- scalars and buffers of Arrow ---------------------------------------------------------------
+
+
+def test_arrow_scalars_of_maps_and_structs() -> None:
+    kind = pa.map_(pa.string(), pa.int64())
+    got = column(pa.scalar([("a", 1), ("a", 2)], kind), None, pa.scalar([], kind))
+    assert got.type == kind
+    assert got.to_pylist() == [[("a", 1), ("a", 2)], None, []]
+    inside = column([pa.scalar([("a", 1)], kind)], [])
+    assert inside.to_pylist() == [[[("a", 1)]], []]
+    struct = pa.scalar({"a": 1}, pa.struct([("a", pa.int8())]))
+    assert column(struct, None).type == struct.type
+
+
+def test_arrow_buffers_that_are_filled_anew() -> None:
+    buffer = np.zeros(2)
+
+    def rows(make: Any) -> Any:
+        for number in range(3):
+            buffer[:] = number
+            yield make(pa.array(buffer))
+
+    expected = [[float(number)] * 2 for number in range(3)]
+    assert encoded(rows(lambda a: {"x": a}))["x"].to_pylist() == expected
+    assert encoded(rows(lambda a: {"x": pa.chunked_array([a])}))["x"].to_pylist() == expected
+    assert encoded(rows(lambda a: {"x": [a]}))["x"].to_pylist() == [[item] for item in expected]
+    listed = encoded(rows(lambda a: {"x": pa.ListArray.from_arrays([0, 2], a)[0]}))
+    assert listed["x"].to_pylist() == expected
+    flat = [item for pair in expected for item in pair]
+    assert encoded(rows(lambda a: pa.record_batch([a], ["x"])))["x"].to_pylist() == flat
+    assert encoded(rows(lambda a: pa.table([a], ["x"])))["x"].to_pylist() == flat

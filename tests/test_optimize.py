@@ -21,6 +21,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+import torch
 
 from destrier import StreamingDataLoader, StreamingDataset
 from destrier.errors import (
@@ -36,7 +37,7 @@ from destrier.jobs.fingerprint import fingerprint
 from destrier.jobs.inputs import IterableSource, SequenceSource
 from destrier.jobs.mapping import map as map_inputs
 from destrier.jobs.optimizing import ALL_DONE, optimize
-from destrier.jobs.streams import Stream
+from destrier.jobs.streams import Stream, is_sequence
 from destrier.writing.source import Measure
 
 
@@ -289,6 +290,61 @@ def test_a_digest_sees_what_a_function_uses(monkeypatch: pytest.MonkeyPatch) -> 
     assert fingerprint(uses_a_global) != before
 
 
+MODULE = """
+import enum
+
+class Kind(enum.Enum):
+    ONE = 1
+
+class Base:
+    def value(self):
+        return {base}
+
+class Row(Base):
+    kind = Kind.ONE
+    def made(self):
+        return {made}
+
+def fn(number):
+    return {{"n": Row().made(), "kind": Kind.ONE.name}}
+"""
+
+
+def test_a_digest_sees_the_classes_of_the_functions_module() -> None:
+    def digest(base: int, made: int) -> str:
+        module = types.ModuleType("imported")
+        exec(MODULE.format(base=base, made=made), module.__dict__)
+        return fingerprint(module.fn)
+
+    assert digest(1, 2) == digest(1, 2)
+    assert len({digest(1, 2), digest(1, 3), digest(2, 2)}) == 3
+
+
+def test_a_digest_takes_tensors_by_value() -> None:
+    def closure(value: Any) -> Any:
+        return lambda _: value
+
+    def digests() -> list[str]:
+        tensors = [
+            torch.arange(4),
+            torch.arange(4).reshape(2, 2),
+            torch.arange(4, dtype=torch.int32),
+            torch.arange(8)[::2],
+            torch.ones(3, dtype=torch.bfloat16),
+            torch.ones(3, dtype=torch.complex64).conj(),
+            torch.tensor(1),
+        ]
+        linear = torch.nn.Linear(2, 2)
+        torch.nn.init.ones_(linear.weight)
+        torch.nn.init.zeros_(linear.bias)
+        held = [*tensors, {"a": tensors[0]}, [tensors[0]] * 2, linear]
+        return [fingerprint(closure(value)) for value in held]
+
+    first = digests()
+    assert first == digests()
+    assert len(set(first)) == len(first)
+
+
 LOCK = threading.Lock()
 
 
@@ -385,6 +441,21 @@ def test_rows_that_are_held_for_a_skip_are_copies() -> None:
     source = SequenceSource(function, range(2), None, "skip")
     (batch,) = source.read(source.first().units[0], None)
     assert batch["x"].storage.to_pylist() == [[0.0], [1.0], [2.0]] * 2
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize("make", [pa.record_batch, pa.table])
+def test_batches_whose_buffer_is_filled_anew(make: Any, on_error: str, tmp_path: Path) -> None:
+    buffer = np.zeros(2)
+
+    def function(number: int) -> Any:
+        for i in range(2):
+            buffer[:] = 10 * number + i
+            yield make([pa.array(buffer)], ["x"])
+
+    optimize(function, range(20), tmp_path / "t.lance", num_workers=0, on_error=on_error)
+    expected = [float(10 * number + i) for number in range(20) for i in range(2) for _ in range(2)]
+    assert [row["x"] for row in read(tmp_path / "t.lance")] == expected
 
 
 @pytest.mark.parametrize(
@@ -554,6 +625,30 @@ def test_a_loader_as_inputs(table_path: str, tmp_path: Path) -> None:
     assert [row["id"] for row in read(tmp_path / "t.lance")] == ids[: len(ids) // 59 * 59]
 
 
+class Numbers(torch.utils.data.Dataset[int]):
+    """Reached by number."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, number: int) -> int:
+        if not 0 <= number < 20:
+            raise IndexError(number)
+        return number * 3
+
+
+def test_datasets_as_inputs(table_path: str, tmp_path: Path) -> None:
+    """One that streams inherits from torch a method to reach items, which only raises."""
+    rows = StreamingDataset(table_path, columns=["id"], shuffle=False)
+    assert not is_sequence(rows)
+    optimize(lambda row: {"id": int(row["id"])}, rows, tmp_path / "t.lance", num_workers=0)
+    ids = lance.dataset(table_path).to_table(columns=["id"])["id"].to_pylist()
+    assert [row["id"] for row in read(tmp_path / "t.lance")] == ids
+    assert is_sequence(Numbers())
+    optimize(lambda n: {"n": n}, Numbers(), tmp_path / "n.lance", num_workers=0)
+    assert read(tmp_path / "n.lance") == [{"n": n * 3} for n in range(20)]
+
+
 # ---- tables -----------------------------------------------------------------------------------
 
 
@@ -677,6 +772,37 @@ def test_functions_of_a_script_reach_workers(tmp_path: Path) -> None:
         [sys.executable, tmp_path / "script.py", tmp_path / "t.lance"], check=True, timeout=100
     )
     assert read(tmp_path / "t.lance") == [{"n": (i + 1) * 10} for i in range(100)]
+
+
+CACHED = """
+import functools, sys
+import destrier
+import destrier.jobs.optimizing as o
+
+@functools.lru_cache
+def cached(n):
+    return n + 1
+
+try:
+    o.optimize(lambda n: {"n": cached(n)}, range(9), sys.argv[1], num_workers=1)
+except destrier.ArgumentError as error:
+    print(error)
+o.optimize(lambda n: {"n": cached(n)}, range(9), sys.argv[1], num_workers=0)
+"""
+
+
+def test_a_cached_function_of_a_script_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(CACHED)
+    made = subprocess.run(
+        [sys.executable, tmp_path / "script.py", tmp_path / "t.lance"],
+        check=True,
+        timeout=100,
+        capture_output=True,
+        text=True,
+    )
+    for words in ("'cached'", "cannot be sent to worker processes", "num_workers=0"):
+        assert words in made.stdout
+    assert read(tmp_path / "t.lance") == [{"n": i + 1} for i in range(9)]
 
 
 # ---- map --------------------------------------------------------------------------------------

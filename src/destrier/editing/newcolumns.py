@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from destrier.editing.changes import write_through
 from destrier.editing.conform import blob_array, one_kind
+from destrier.encoding.copies import copied_array
 from destrier.encoding.frozen import freeze
 from destrier.encoding.misfit import Misfit
 from destrier.encoding.values import encode
@@ -238,14 +239,13 @@ def _arrays(given: Any, schema: pa.Schema | None, rows: str, declared: bool) -> 
 
 
 def _array(name: str, values: Any, field: pa.Field | None, rows: str, declared: bool) -> pa.Array:
-    if isinstance(values, pa.ChunkedArray):
-        return pa.concat_arrays(values.chunks) if values.num_chunks else pa.nulls(0, values.type)
-    if isinstance(values, pa.Array):
-        return values
+    # copies, since a function may fill the same memory for each batch
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        return copied_array(values)
     if hasattr(values, "detach") and hasattr(values, "cpu"):
         values = values.detach().cpu().numpy()
     if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "biuf":
-        array = pa.array(values)
+        array = pa.array(values.copy())
         if field is None or array.type == field.type:
             return array
     elif isinstance(values, np.ndarray) and values.ndim:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from destrier.encoding.exact import cast_exactly
 from destrier.encoding.misfit import Misfit, shown
+from destrier.encoding.scalars import items_to_arrow
 
 __all__ = ["RAGGED_FIELDS", "arrays_to_arrow", "list_array", "mask_of"]
 
@@ -76,22 +77,21 @@ def _flat(
     """The items of all arrays in one."""
     parts = [filler if value is None else value.reshape(-1) for value in values]
     items = np.concatenate([part for part in parts if part is not None])
-    array = pa.array(items)
-    if want is None or array.type == want:
-        return array
-    if not len(items):
-        return pa.nulls(0, want) if declared else _differ(array.type, want)
     try:
-        return cast_exactly(array, want, items, declared=declared)
+        array = items_to_arrow(items)
+        if want is None or array.type == want:
+            return array
+        if len(items):
+            return cast_exactly(array, want, items, declared=declared)
     except Misfit as misfit:
         ends = np.cumsum([0 if part is None else len(part) for part in parts])
         row = int(np.searchsorted(ends, misfit.index, "right"))
         inside = misfit.index - int(ends[row - 1] if row else 0)
         raise misfit.at(row, f"[{inside}]") from None
-
-
-def _differ(have: pa.DataType, want: pa.DataType) -> pa.Array:
-    raise Misfit(0, f"got an array of {have}, but the column's items are {want}")
+    if declared:
+        return pa.nulls(0, want)
+    at = next(i for i, value in enumerate(values) if value is not None)
+    raise Misfit(at, f"got an array of {array.type}, but the column's items are {want}")
 
 
 def mask_of(values: Sequence[Any]) -> pa.Array | None:

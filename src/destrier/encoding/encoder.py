@@ -8,11 +8,13 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
+from destrier.encoding.copies import copied
 from destrier.encoding.frozen import FIXED, freeze
 from destrier.encoding.images import IMAGE_TYPE, Picture
 from destrier.encoding.misfit import Misfit, shown
 from destrier.encoding.values import encode
 from destrier.errors import SchemaError, SourceError
+from destrier.writing.kept import unkept
 from destrier.writing.source import BATCH_BYTES
 
 __all__ = ["Row", "RowEncoder"]
@@ -22,7 +24,7 @@ Row: TypeAlias = "Mapping[str, Any] | pa.RecordBatch | pa.Table"
 
 _MOST_ROWS = 4096  # in a batch
 _MOST_CELLS = 1 << 18
-_FIXED_BYTES = 8  # roughly, of a value of fixed width
+_SHOWN = 200  # characters of a type
 
 
 class RowEncoder:
@@ -95,7 +97,7 @@ class _Held:
         self.cells = itemgetter(*names) if len(names) > 1 else lambda row: (row[names[0]],)
         self.most = max(1, min(_MOST_ROWS, _MOST_CELLS // len(names)))
 
-    def add(self, row: Row) -> Sequence[pa.RecordBatch]:
+    def add(self, row: Row) -> Iterable[pa.RecordBatch]:
         """Take a row; the batches that are full by then."""
         if type(row) is not dict:
             if isinstance(row, pa.RecordBatch | pa.Table):
@@ -201,6 +203,7 @@ class _Held:
             arrays.append(array)
         if schema is None:
             schema = _schema(self.names, arrays, columns)
+            _check_schema(schema)
             self.encoder.schema = schema
         batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
         self.row += len(self.rows)
@@ -208,11 +211,11 @@ class _Held:
         self.nbytes = 0
         return _pieces(batch)
 
-    def _whole(self, table: pa.RecordBatch | pa.Table) -> Sequence[pa.RecordBatch]:
-        """Take a batch of rows as it is."""
-        full = list(self.flush())
+    def _whole(self, table: pa.RecordBatch | pa.Table) -> Iterator[pa.RecordBatch]:
+        """Take a batch of rows as it is; copied, for its buffers may be filled anew."""
+        yield from self.flush()
         if not table.num_rows:
-            return full
+            return
         schema = self.encoder.schema
         if schema is None:
             schema = pa.schema(list(table.schema))
@@ -237,9 +240,9 @@ class _Held:
                 pa.nulls(batch.num_rows, field.type) if column.type != field.type else column
                 for column, field in zip(batch.columns, schema, strict=True)
             ]
-            full.extend(_pieces(pa.RecordBatch.from_arrays(columns, schema=schema)))
+            for piece in _pieces(pa.RecordBatch.from_arrays(columns, schema=schema)):
+                yield copied(piece)
         self.row += table.num_rows
-        return full
 
     def _check_column(self, table: pa.RecordBatch | pa.Table, field: pa.Field) -> None:
         have = table.schema.field(field.name).type
@@ -286,29 +289,14 @@ def _check_schema(schema: pa.Schema) -> None:
     for i, field in enumerate(schema):
         if field.name in schema.names[:i]:
             raise SchemaError(f"there are two columns {field.name!r}", column=field.name)
-        lost = _lost(field.type)
+        lost = unkept(field.type)
         if lost is not None:
             raise SchemaError(
-                f"column {field.name!r} is {field.type}, and a table cannot hold {lost} as it is",
+                f"column {field.name!r} is {_short(field.type)}, and a table cannot hold {lost}",
                 column=field.name,
             )
 
 
-def _lost(kind: pa.DataType) -> pa.DataType | None:
-    """A type that Lance does not keep, in this one or inside it."""
-    is_ = pa.types
-    refused = (
-        is_.is_string_view,
-        is_.is_binary_view,
-        is_.is_interval,
-        is_.is_union,
-        is_.is_run_end_encoded,
-        is_.is_list_view,
-        is_.is_large_list_view,
-    )
-    if any(test(kind) for test in refused) or (is_.is_struct(kind) and not kind.num_fields):
-        return kind
-    if isinstance(kind, pa.BaseExtensionType):
-        return _lost(kind.storage_type)
-    inside = (_lost(kind.field(i).type) for i in range(kind.num_fields))
-    return next((found for found in inside if found is not None), None)
+def _short(kind: pa.DataType) -> str:
+    text = str(kind)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

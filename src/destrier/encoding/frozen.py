@@ -17,8 +17,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from destrier.encoding.copies import copied_array, repeated
 from destrier.encoding.images import Picture, picture
 from destrier.encoding.misfit import Misfit, shown
+from destrier.encoding.scalars import native
 
 __all__ = ["FIXED", "freeze"]
 
@@ -67,10 +69,10 @@ def _freezer(kind: type) -> Callable[[Any], _Frozen]:
     plain: tuple[tuple[type | tuple[type, ...], Callable[[Any], _Frozen]], ...] = (
         ((list, tuple), _list),
         (np.ndarray, _array),
+        (pa.Scalar, _arrow_scalar),  # of which those of structs and maps are Mappings too
         (Mapping, _dict),
         ((bytearray, memoryview), _bytes),
-        (pa.Scalar, _arrow_scalar),
-        ((pa.Array, pa.ChunkedArray), lambda value: (value, value.nbytes)),
+        ((pa.Array, pa.ChunkedArray), _arrow_array),
     )
     for parents, freezer in plain:
         if issubclass(kind, parents):
@@ -131,29 +133,27 @@ def _bytes(value: bytearray | memoryview) -> _Frozen:
 def _arrow_scalar(value: pa.Scalar) -> _Frozen:
     if isinstance(value, pa.NullScalar) or not value.is_valid:
         return None, _ITEM_BYTES
-    return value, pa.array([value], value.type).nbytes
+    if pa.types.is_primitive(value.type):
+        return value, _ITEM_BYTES
+    array = copied_array(repeated(value))
+    return array[0], array.nbytes
 
 
-@functools.lru_cache(maxsize=256)
-def _native(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
-    """The type in this machine's byte order, or None if Arrow has none like it."""
-    good = dtype.kind in "biuf" and dtype.itemsize <= 8
-    if dtype.kind in "Mm":
-        unit, count = np.datetime_data(dtype)
-        good = count == 1 and unit in ("s", "ms", "us", "ns", *("D" if dtype.kind == "M" else ()))
-    return dtype.newbyteorder("=") if good else None
+def _arrow_array(value: pa.Array | pa.ChunkedArray) -> _Frozen:
+    array = copied_array(value)
+    return array, array.nbytes
 
 
 def _array(value: Any) -> _Frozen:
-    native = _native(value.dtype)
+    dtype = native(value.dtype)
     masked = isinstance(value, np.ma.MaskedArray)
-    if native is None or masked:
+    if dtype is None or masked:
         what = "a masked array" if masked else shown(value)
         hint = ": pass .tolist() of it" if value.dtype.kind in "OSU" else ""
         raise Misfit(0, f"{what} of {value.dtype} has no Arrow type of its own{hint}", refused=True)
     if not value.ndim:
-        return value.astype(native)[()], _ITEM_BYTES
-    array = np.array(value, native, order="C")
+        return value.astype(dtype)[()], _ITEM_BYTES
+    array = np.array(value, dtype, order="C")
     return array, array.nbytes
 
 

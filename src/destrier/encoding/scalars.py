@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import datetime as dt
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from destrier.encoding.images import Picture
 from destrier.encoding.misfit import Misfit, shown
 
-__all__ = ["SCALARS", "datetimes", "decimals", "numpy_times", "scalars", "times"]
+__all__ = [
+    "SCALARS",
+    "datetimes",
+    "decimals",
+    "items_to_arrow",
+    "native",
+    "numpy_times",
+    "scalars",
+    "times",
+]
+
+_DAYS = np.iinfo(np.int32)
 
 SCALARS: dict[type, pa.DataType] = {
     bool: pa.bool_(),
@@ -104,6 +117,13 @@ def datetimes(values: Sequence[Any], want: pa.DataType | None, *, declared: bool
                 known[zone] = pa.lib.tzinfo_to_string(zone)
             except (ValueError, TypeError, pa.ArrowException) as error:
                 raise Misfit(i, f"{shown(value)} has a time zone without a name: {error}") from None
+        if zone is not None and (offset := value.utcoffset()) and offset.microseconds:
+            raise Misfit(
+                i,
+                f"{shown(value)} has an offset that is not of whole seconds, which Arrow's time "
+                "zones have not: pass .astimezone(datetime.timezone.utc) of it",
+                refused=True,
+            )
         zones.append(None if zone is None else known[zone])
     first = next(i for i, value in enumerate(values) if value is not None)
     zone = zones[first]
@@ -137,6 +157,13 @@ def decimals(values: Sequence[Any], want: pa.DataType | None) -> pa.Array:
             exponent = value.as_tuple().exponent
             if not isinstance(exponent, int):
                 raise Misfit(i, f"{value} has no decimal type: pass a float or None")
+            if not value and value.is_signed():
+                raise Misfit(
+                    i,
+                    f"{value} has a sign that a zero of Arrow's decimals has not: pass abs() of "
+                    "it, or a float",
+                    refused=True,
+                )
             scale = max(scale, -exponent)
     kind = want if want is not None and pa.types.is_decimal(want) else None
     if kind is None:
@@ -153,12 +180,36 @@ def decimals(values: Sequence[Any], want: pa.DataType | None) -> pa.Array:
 
 def numpy_times(values: Sequence[Any]) -> pa.Array:
     """Dates, instants and durations of NumPy in one unit; NaT is null, as in Arrow."""
-    dtype = next(value.dtype for value in values if value is not None)
-    missing = np.array("NaT", dtype)[()]
-    try:
-        return pa.array(np.array([missing if v is None else v for v in values], dtype))
-    except pa.ArrowException:
-        at = next(i for i, value in enumerate(values) if value is not None)
+    at = next(i for i, value in enumerate(values) if value is not None)
+    dtype = values[at].dtype
+    if native(dtype) is None:
         raise Misfit(
             at, f"{dtype} has no Arrow type of its own: cast it to s, ms, us or ns", refused=True
-        ) from None
+        )
+    missing = np.array("NaT", dtype)[()]
+    return items_to_arrow(np.array([missing if v is None else v for v in values], dtype))
+
+
+def items_to_arrow(items: NDArray[Any]) -> pa.Array:
+    """A NumPy array of one dimension as Arrow has it, exactly.
+
+    Raises:
+        Misfit: If a day is beyond Arrow's.
+    """
+    if items.dtype == "M8[D]":  # Arrow's days have 32 bits, and its conversion does not look
+        days = items.astype(np.int64)
+        far = ~np.isnat(items) & ((days < _DAYS.min) | (days > _DAYS.max))
+        if far.any():
+            at = int(np.argmax(far))
+            raise Misfit(at, f"day {days[at]} since 1970 is beyond date32: cast it to s")
+    return pa.array(items)
+
+
+@functools.lru_cache(maxsize=256)
+def native(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
+    """The type in this machine's byte order, or None if Arrow has none like it."""
+    good = dtype.kind in "biuf" and dtype.itemsize <= 8
+    if dtype.kind in "Mm":
+        unit, count = np.datetime_data(dtype)
+        good = count == 1 and unit in ("s", "ms", "us", "ns", *("D" if dtype.kind == "M" else ()))
+    return dtype.newbyteorder("=") if good else None

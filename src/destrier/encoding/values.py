@@ -20,6 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from destrier.encoding.arrays import arrays_to_arrow, list_array, mask_of
+from destrier.encoding.copies import repeated
 from destrier.encoding.exact import cast_exactly
 from destrier.encoding.misfit import Misfit, shown
 from destrier.encoding.scalars import SCALARS, datetimes, decimals, numpy_times, scalars, times
@@ -41,8 +42,8 @@ _OTHERS: dict[type, str] = {
 }
 _PARENTS: tuple[tuple[Any, str], ...] = (
     ((list, tuple), "list"),
+    (pa.Scalar, "arrow scalar"),  # of which those of structs and maps are Mappings too
     (Mapping, "dict"),
-    (pa.Scalar, "arrow scalar"),
     (pa.Array, "arrow array"),
 )
 _TYPED: dict[Any, str] = {
@@ -66,6 +67,13 @@ def encode(values: Sequence[Any], want: pa.DataType | None, *, declared: bool) -
     Raises:
         Misfit: Naming the first value that does not fit.
     """
+    array = _encode(values, want, declared=declared)
+    if len(array) != len(values):
+        raise AssertionError(f"{len(values)} values became {len(array)}")
+    return array
+
+
+def _encode(values: Sequence[Any], want: pa.DataType | None, *, declared: bool) -> pa.Array:
     kinds = set(map(type, values))
     kinds.discard(type(None))
     if not kinds:
@@ -158,9 +166,13 @@ def _mixed(
     declared: bool,
 ) -> pa.Array:
     """Values of several types, named by the keys: each must fit the column's type on its own."""
-    first = _first(values)
+    # grouped as a dict does it, not by ==: NumPy's float64 equals None
+    groups: dict[Any, list[int]] = {}
+    nulls: list[int] = []
+    for i, (value, key) in enumerate(zip(values, keys, strict=True)):
+        (nulls if value is None else groups.setdefault(key, [])).append(i)
     if want is None:
-        at = next(i for i, key in enumerate(keys) if key not in (None, keys[first]))
+        first, at = (places[0] for places in itertools.islice(groups.values(), 2))
         raise Misfit(
             at,
             f"got {shown(values[at])} ({keys[at]}) after {shown(values[first])} ({keys[first]}): "
@@ -168,8 +180,7 @@ def _mixed(
         )
     parts: list[pa.Array] = []
     order: list[int] = []
-    for key in dict.fromkeys(keys):
-        places = [i for i, k in enumerate(keys) if k == key]
+    for places in (nulls, *groups.values()):
         try:
             parts.append(encode([values[i] for i in places], want, declared=declared))
         except Misfit as misfit:
@@ -263,11 +274,11 @@ def _check_keys(values: Sequence[Any], names: list[str]) -> None:
 
 
 def _arrow_scalars(values: Sequence[Any]) -> pa.Array:
-    first = _first(values)
+    kind = values[_first(values)].type
     try:
-        return pa.array(values, values[first].type)
-    except (pa.ArrowException, TypeError, ValueError) as error:
-        raise Misfit(first, f"{shown(values[first])} cannot be kept: {error}") from None
+        return pa.array(values, kind)
+    except (pa.ArrowException, TypeError, ValueError):  # as of maps, which it takes for Python's
+        return pa.concat_arrays([pa.nulls(1, kind) if v is None else repeated(v) for v in values])
 
 
 def _arrow_arrays(values: Sequence[Any]) -> pa.Array:

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import pyarrow as pa
 
+from destrier.encoding.copies import copied
 from destrier.encoding.encoder import Row
 from destrier.encoding.frozen import freeze
 from destrier.encoding.misfit import Misfit, shown
@@ -170,6 +171,11 @@ class Calls:
 
 def _kept(item: Any) -> Any:
     """A row that the function cannot change any more."""
+    if isinstance(item, pa.RecordBatch | pa.Table):
+        batches = [item] if isinstance(item, pa.RecordBatch) else item.to_batches()
+        with suppress(pa.ArrowException):  # of a type that is refused later
+            return pa.Table.from_batches([copied(batch) for batch in batches], item.schema)
+        return item
     if not isinstance(item, Mapping):
         return item
     row = dict(item)

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import io
 import pickle
+import sys
 import types
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,6 +44,7 @@ class _Digest:
         self.seen: dict[int, int] = {}  # functions and classes, which may refer to each other
         self.kept: list[Any] = []  # so that no identity is used twice
         self.inside: set[int] = set()  # containers, which may hold themselves
+        self.modules = {"__main__"}  # whose classes count by content, for they may be edited
 
     def put(self, *words: Any) -> None:
         for word in words:
@@ -85,6 +87,7 @@ class _Digest:
         if not self._once(function, "function"):
             return
         self.put(_module(function), function.__qualname__)
+        self.modules.add(_module(function))
         self._code(function.__code__)
         self.add(function.__defaults__)
         self.add(function.__kwdefaults__)
@@ -114,7 +117,7 @@ class _Digest:
         if not self._once(kind, "class"):
             return
         self.put(_module(kind), kind.__qualname__)
-        if _module(kind) != "__main__" and "<locals>" not in kind.__qualname__:
+        if _module(kind) not in self.modules and "<locals>" not in kind.__qualname__:
             return
         self.add(kind.__bases__)  # it may have been edited, or be one of several
         for name, value in sorted(vars(kind).items()):
@@ -203,10 +206,22 @@ _NAMED = (types.FunctionType, types.MethodType, types.ModuleType, type)
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
+class _Pickler(pickle.Pickler):
+    """Takes tensors of torch by value: pickled they are another one in each process."""
+
+    def reducer_override(self, value: Any) -> Any:
+        torch = sys.modules.get("torch")  # which has been imported if it is a tensor
+        if torch is None or not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+            return NotImplemented
+        plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+        data = plain.view(torch.uint8).numpy().tobytes()
+        return bytes, (data, str(value.dtype), tuple(value.shape), value.requires_grad)
+
+
 def _pickled(value: Any) -> bytes:
     """Pickled without a memo, which would tell equal values from the same one."""
     stream = io.BytesIO()
-    pickler = pickle.Pickler(stream, protocol=4)
+    pickler = _Pickler(stream, protocol=4)
     pickler.fast = True
     try:
         pickler.dump(value)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from destrier.encoding.encoder import RowEncoder
-from destrier.errors import EmptyError, SourceError
+from destrier.errors import ArgumentError, EmptyError, SourceError
 from destrier.jobs.calls import Calls, check_on_error
 from destrier.jobs.fingerprint import fingerprint
 from destrier.jobs.streams import Stream
@@ -54,7 +54,15 @@ class _Job:
     def parts(self) -> tuple[Any, ...]:
         if self._parts is None:
             assert self._pickled is not None
-            self._parts = pickle.loads(self._pickled)  # noqa: S301 - of our own parent process
+            try:
+                self._parts = pickle.loads(self._pickled)  # noqa: S301 - of our own parent process
+            except (AttributeError, ImportError) as error:
+                raise ArgumentError(
+                    f"the function or its inputs cannot be sent to worker processes: {error}; "
+                    "what is decorated, as by functools.lru_cache, or made by C in a script or "
+                    "notebook is only known there: define it in a module that is imported, or "
+                    "pass num_workers=0"
+                ) from error
             self._pickled = None
         return self._parts
 

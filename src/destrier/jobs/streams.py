@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import pickle
 import queue
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -65,11 +66,18 @@ def is_sequence(inputs: Any) -> bool:
         hint = "pass inputs.to_pylist() for rows, or a list of batches"
     if hint:
         raise ArgumentError(f"inputs is a {kind.__name__}: {hint}")
-    if isinstance(inputs, Sequence) or _has(inputs, "__len__", "__getitem__"):
+    indexed = _has(inputs, "__len__", "__getitem__") and not _is_torch_stream(inputs)
+    if isinstance(inputs, Sequence) or indexed:
         return True
     if hasattr(inputs, "__iter__") or _has(inputs, "get"):
         return False
     raise ArgumentError(f"inputs must be a sequence, an iterable or a queue, got a {kind.__name__}")
+
+
+def _is_torch_stream(inputs: Any) -> bool:
+    """Whether it is an iterable of torch, which has a method to reach items that only raises."""
+    data = sys.modules.get("torch.utils.data")  # which has been imported if it is one
+    return data is not None and isinstance(inputs, data.IterableDataset)
 
 
 def _has(value: Any, *names: str) -> bool:

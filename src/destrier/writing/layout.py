@@ -14,6 +14,7 @@ from lance.blob import BlobType
 
 from destrier.errors import ArgumentError, ColumnError, SchemaError
 from destrier.links.crcs import CRC, crcs_of_links
+from destrier.writing.kept import unkept, unnamed
 from destrier.writing.source import LINK
 
 __all__ = ["COUNT_KEY", "LINK_KEY", "Layout", "Origin", "count_name", "is_blob", "link_name"]
@@ -106,9 +107,11 @@ class Layout:
             crc: Store CRCs of linked values.
 
         Raises:
-            ColumnError: If a name is not there, is there twice, or is needed for a column of ours.
+            ColumnError: If a name is not there, is there twice, or is needed for a column of ours,
+                or a table cannot hold a name or a type.
         """
         kept = _select(schema, columns)
+        _check_types(kept)
         links = tuple(field.name for field in kept if field.type.equals(LINK))
         blobs = tuple(
             field.name
@@ -316,13 +319,23 @@ def _check_names(schema: pa.Schema) -> None:
                 f"there would be two columns {name!r}; columns named NAME_count, NAME_link, "
                 "source_file and source_row are written beside others: rename, or leave one out"
             )
-        if not name or "." in name or name.startswith("_row"):
+        bad = unnamed(name)
+        if bad is not None:
             raise ColumnError(
-                f"a column cannot be named {name!r} in a Lance table, where a dot leads into a "
-                "struct and _row... are Lance's own: rename it in the source, or leave it out with "
-                "columns="
+                f"a column cannot be named {name!r} in a Lance table, for {bad}: rename it in the "
+                "source, or leave it out with columns="
             )
         seen.add(name)
+
+
+def _check_types(schema: pa.Schema) -> None:
+    for field in schema:
+        lost = unkept(field.type)
+        if lost is not None:
+            raise ColumnError(
+                f"column {field.name!r} cannot be kept, for a table cannot hold {lost}; or leave "
+                "it out with columns="
+            )
 
 
 def _counted(field: pa.Field) -> bool:

@@ -125,8 +125,6 @@ def _kept_extension(kind: pa.BaseExtensionType) -> pa.DataType:
 
 def _is_fixed(kind: pa.DataType) -> bool:
     """Whether Lance keeps fixed-size lists of this type."""
-    if pa.types.is_struct(kind):
-        return all(_is_fixed(field.type) for field in kind)
     if pa.types.is_fixed_size_list(kind):
         return _is_fixed(kind.value_type)
     return bool(
