@@ -201,8 +201,8 @@ def test_metadata_tables(photos: Path) -> None:
         ),
         ("metadata.jsonl", '{"name": "cat/x2.jpg"}', "row 0 has no file_name"),
         ("metadata.jsonl", '{"file_name": "dog/y.jpg"}\n{"file_name": "dog/y.jpg"}', "row 1 names"),
-        ("metadata.jsonl", '{"file_name": "dog/y.jpg"}\n{', "row 1 is not JSON"),
-        ("metadata.jsonl", "[1]", "row 0 is no object"),
+        ("metadata.jsonl", '{"file_name": "dog/y.jpg"}\n{', "row 1: not JSON"),
+        ("metadata.jsonl", "[1]", "row 0: a line holds one object"),
         ("metadata.csv", "file_name,a\ndog/y.jpg\n", "row 0 has another number of cells"),
         ("metadata.csv", 'file_name,a\n"dog/y.jpg', "unexpected end"),
         ("metadata.csv", b"\xff\xff", "not UTF-8"),
@@ -218,7 +218,7 @@ def test_damaged_metadata(photos: Path, name: str, text: str | bytes, match: str
 def test_metadata_that_does_not_fit(photos: Path) -> None:
     row = '{"file_name": "%s", "v": %s}\n'
     make(photos, {"metadata.jsonl": row % ("cat/x2.jpg", "1") + row % ("dog/y.jpg", '"a"')})
-    with pytest.raises(SchemaError, match="row 2, column 'v'"):
+    with pytest.raises(SchemaError, match=r"metadata\.jsonl, row 1, column 'v'"):
         open_source(Store(photos))
     make(photos, {"metadata.jsonl": '{"file_name": "cat/x2.jpg", "label": "tabby"}'})
     with pytest.raises(ArgumentError, match=r"a column 'label'.*labels=None"):
@@ -350,3 +350,30 @@ def test_tables_and_indexes_in_a_folder_are_no_data_of_it(photos: Path) -> None:
     assert read(photos).equals(before)
     make(photos, {"_versions/own.jpg": b"a folder of yours, if nothing is beside it"})
     assert len(read(photos)) == len(before) + 1
+
+
+def test_metadata_of_two_equal_names_is_refused(photos: Path) -> None:
+    make(photos, {"metadata.csv": "file_name,x,x\ncat/x2.jpg,1,2\n"})
+    with pytest.raises(SourceError, match=r"metadata\.csv has two columns named 'x'"):
+        read(photos)
+    (photos / "metadata.csv").unlink()
+    make(photos, {"metadata.jsonl": '{"file_name": "cat/x2.jpg", "x": 1, "x": 2}\n'})
+    with pytest.raises(SourceError, match=r"metadata\.jsonl, row 0: the key 'x' is there twice"):
+        read(photos)
+
+
+def test_metadata_of_two_types_names_its_row_and_a_way_out(photos: Path) -> None:
+    rows = ['{"file_name": "dog/y.jpg", "x": 1.5}', '{"file_name": "cat/x2.jpg", "x": 1}']
+    make(photos, {"metadata.jsonl": "\n".join(rows)})
+    match = r"metadata\.jsonl, row 0, column 'x': .*metadata=False"
+    with pytest.raises(SchemaError, match=match) as caught:
+        read(photos)
+    assert "schema=" not in str(caught.value)
+    assert "x" not in read(photos, metadata=False, pattern="*.jpg").schema.names
+
+
+def test_a_name_with_a_control_character_is_not_linked(tmp_path: Path) -> None:
+    folder = make(tmp_path / "f", {"a\nb.jpg": JPEG})
+    assert read(folder)["image"].to_pylist() == [JPEG]
+    with pytest.raises(SourceError, match=r"control character: .*destrier\.convert"):
+        read(folder, link=True)

@@ -706,3 +706,38 @@ def test_an_opening_reads_of_rows_no_more_than_the_schema(
     assert len(sizes) == 3
     assert max(sizes) <= 65_536 < min(map(len, chunks))
     assert sum(batch.num_rows for u in source.units() for batch in source.read(u, None)) == 300_000
+
+
+def test_a_chunk_that_only_the_index_calls_empty_is_refused(tmp_path: Path) -> None:
+    folder = pairs(tmp_path / "d")
+    (folder / "e.bin").write_bytes((folder / "c0.bin").read_bytes())
+    size = (folder / "e.bin").stat().st_size
+    entry = {"chunk_size": 0, "chunk_bytes": size, "filename": "e.bin"}
+    edit_index(folder, lambda index: index["chunks"].append(entry))
+    with pytest.raises(SourceError, match=r"e\.bin.*holds 4 samples, but the index lists 0"):
+        open_source(Store(folder))
+
+
+def test_tokens_that_the_index_does_not_count_are_refused(tmp_path: Path) -> None:
+    chunk = classic([np.arange(4, dtype="<u2").tobytes()] * 2)
+    folder = dataset(tmp_path / "d", [chunk, chunk], ["no_header_numpy:4"], None)
+    edit_index(folder, lambda index: index["config"].update(item_loader="TokensLoader"))
+    for dim, rows in ((8, 0), (0, 2), (0, 0)):
+        edit_index(folder, lambda i, d=dim, r=rows: i["chunks"][1].update(dim=d, chunk_size=r))
+        edit_index(folder, lambda index: index["chunks"][0].update(dim=8))
+        with pytest.raises(SourceError, match=r"c1\.bin.*but the index lists 0"):
+            open_source(Store(folder), block_size=2)
+
+
+def test_images_and_booleans_of_other_bytes_are_refused(tmp_path: Path) -> None:
+    def image(data: bytes) -> bytes:
+        return item(struct.pack("<3I", 2, 1, 3) + b"RGB" + data)
+
+    folder = dataset(tmp_path / "i", [classic([image(b"123456")])], ["pil"], spec("x"))
+    assert rows_of(folder)[0]["x"]["data"] == b"123456"
+    folder = dataset(tmp_path / "i", [classic([image(b"12345")])], ["pil"], spec("x"))
+    with pytest.raises(SourceError, match=r"row 0.*has 5 bytes of pixels, but 2 x 1 of mode RGB"):
+        rows_of(folder)
+    folder = dataset(tmp_path / "b", [classic([item(b"\1"), item(b"\2")])], ["bool"], spec("x"))
+    with pytest.raises(SourceError, match=r"row 1.*is the byte 2, which is no bool"):
+        rows_of(folder)

@@ -823,3 +823,10 @@ def test_a_table_in_a_folder_of_shards_is_no_part_of_it(plain: Path) -> None:
         (plain / name).parent.mkdir(parents=True, exist_ok=True)
         (plain / name).write_bytes(b"none of ours")
     assert read(plain).equals(before)
+
+
+def test_pickles_of_two_types_name_the_file_and_a_way_out(tmp_path: Path) -> None:
+    with pytest.raises(SchemaError, match=r"shard.*columns=") as caught:
+        one(tmp_path, "pkl", pickle.dumps(1), pickle.dumps("text"), allow_pickle=True)
+    assert "schema=" not in str(caught.value)
+    assert caught.value.file is not None

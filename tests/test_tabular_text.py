@@ -507,3 +507,74 @@ def test_rows_know_their_file_and_their_number_in_it(
         assert all(n == (row if row % 7 else None) for row, n in everything)
     else:
         assert everything == [(i, i) for i in range(300)]
+
+
+@pytest.mark.parametrize("options", [{}, {"newlines_in_values": True}])
+@pytest.mark.parametrize(("mark", "name"), [(",", "a.csv"), ("\t", "a.tsv")])
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+def test_an_empty_last_value_is_null_with_and_without_a_line_end(
+    tmp_path: Path, options: dict[str, Any], mark: str, name: str, end: str
+) -> None:
+    content = f'a,b\nx,y\n"z",{end}'.replace(",", mark)
+    assert of(tmp_path, content, name, **options)["b"].to_pylist() == ["y", None]
+
+
+@pytest.mark.parametrize("options", [{}, {"newlines_in_values": True}])
+def test_only_the_first_mark_of_a_file_is_no_character(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    for start in ("", "\ufeff"):
+        found = of(tmp_path, f"{start}a,b\n\ufeffx,1\n\ufeff,2\n", **options)
+        assert found.schema.names == ["a", "b"]
+        assert found["a"].to_pylist() == ["\ufeffx", "\ufeff"]
+        found = of(tmp_path, f"{start}a,b\n\ufeff,2\n", **options)
+        assert found["a"].to_pylist() == ["\ufeff"]
+
+
+@pytest.mark.usefixtures("small")
+def test_marks_at_the_beginning_of_blocks_are_kept(tmp_path: Path) -> None:
+    values = [f"\ufeff{i:027}" for i in range(20)]  # of 32 bytes with their line end
+    content = "a" * 29 + ",b\n" + "".join(f"{value},\n" for value in values)
+    found = of(tmp_path, content)
+    assert found.columns[0].to_pylist() == values
+
+
+def test_nulls_within_values_of_json(tmp_path: Path) -> None:
+    nothing = {"role": "user", "name": None}
+    for rows in (
+        [{"a": [nothing, nothing]}, {"a": [nothing]}],
+        [{"a": [None, None]}, {"a": None}, {"a": []}],
+        [{"a": [{"b": [[None], []]}, {"b": None}]}, {"a": []}],
+    ):
+        assert jsonl(tmp_path, *rows).to_pylist() == rows
+    kind = pa.large_list(pa.list_(pa.null()))
+    rows = [{"a": [[None, None], [None]]}]
+    assert jsonl(tmp_path, *rows, schema=pa.schema([("a", kind)])).to_pylist() == rows
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("value", [True, "x", 1, {}])
+def test_a_later_value_where_all_were_null_is_refused(tmp_path: Path, value: Any) -> None:
+    rows = [{"a": [None, None], "b": "x" * 100}] * 5
+    with pytest.raises(SchemaError, match="row 5, column 'a'"):
+        jsonl(tmp_path, *rows, {"a": [value], "b": ""})
+
+
+def test_a_line_is_bounded_and_blanks_are_not_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "_MAX_LINE", 1000)
+    monkeypatch.setattr(lines, "_BLOCK", 64)
+    blank = b" " * 5000 + b"\n" * 500 + b" \t\r\n" * 500 + b" " * 5000
+    data = gzip.compress(b'{"a": 1}\n' + blank + b'{"a": 2}' + b"\n" + blank)
+    assert of(tmp_path, data, "a.jsonl.gz")["a"].to_pylist() == [1, 2]
+    data = gzip.compress(b'{"a": 1}\n' * 2 + b'{"a": "' + b"x" * 5000)
+    with pytest.raises(SourceError, match=r"a\.jsonl\.gz, row 2: the line is longer than 1,000"):
+        of(tmp_path, data, "a.jsonl.gz")
+    with pytest.raises(SourceError, match=r"a\.csv, row 1: the line is longer than 1,000"):
+        of(tmp_path, "a,b\n1,2\n" + "x" * 5000)
+
+
+def test_a_row_of_many_keys(tmp_path: Path) -> None:
+    row = {f"k{i}": i for i in range(3000)}
+    assert jsonl(tmp_path, row, row).to_pylist() == [row, row]

@@ -45,7 +45,7 @@ def gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def checked(batch: pa.RecordBatch, shown: str, first_row: int | None) -> pa.RecordBatch:
-    """Raise unless all values of a batch are what their types say.
+    """Raise unless all values of a batch are what their types say; returns it as Lance takes it.
 
     Args:
         batch: As a reader gave it.
@@ -56,7 +56,8 @@ def checked(batch: pa.RecordBatch, shown: str, first_row: int | None) -> pa.Reco
         SourceError: Naming row and column: text that is no UTF-8, offsets that lead nowhere, a
             null in a column that is declared to have none.
     """
-    for field, column in zip(batch.schema, batch.columns, strict=True):
+    made = batch
+    for number, (field, column) in enumerate(zip(batch.schema, batch.columns, strict=True)):
         try:
             column.validate(full=True)
         except pa.ArrowException as error:
@@ -66,7 +67,14 @@ def checked(batch: pa.RecordBatch, shown: str, first_row: int | None) -> pa.Reco
         if at is not None:
             reason = f"a null in a column that is declared to have none ({field})"
             raise _fault(shown, first_row, at, field.name, reason)
-    return batch
+        if _hides_bytes(column):
+            try:
+                cleaned = column.take(pa.array(range(len(column))))
+                made = made.set_column(number, field, cleaned)
+            except pa.ArrowException:
+                reason = "bytes that are no UTF-8 lie where a null is; write the file anew"
+                raise _fault(shown, first_row, 0, field.name, reason) from None
+    return made
 
 
 def _fault(shown: str, first_row: int | None, row: int, column: str, reason: str) -> SourceError:
@@ -89,6 +97,28 @@ def _locate(column: pa.Array, reason: str) -> tuple[int, str]:
             reason = str(error)
             high = middle
     return low, reason
+
+
+def _hides_bytes(column: pa.Array) -> bool:  # noqa: PLR0911 - a table of types
+    """Whether bytes that are no UTF-8 lie where nulls are, which Arrow allows, but not Lance."""
+    kind = column.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return _hides_bytes(column.storage)
+    if pa.types.is_struct(kind):
+        return any(_hides_bytes(column.field(i)) for i in range(kind.num_fields))
+    if pa.types.is_map(kind):
+        return _hides_bytes(column.keys) or _hides_bytes(column.items)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return _hides_bytes(column.values)
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)) or not column.null_count:
+        return False
+    _, offsets, data = column.buffers()
+    bare = pa.Array.from_buffers(kind, len(column), [None, offsets, data], 0, column.offset)
+    try:
+        bare.validate(full=True)
+    except pa.ArrowException:
+        return True
+    return False
 
 
 def _null_row(field: pa.Field, column: pa.Array) -> int | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from destrier.errors import SourceError
 from destrier.files import Store
 from destrier.links.files import join_uri
 from destrier.writing.source import LINK
@@ -20,6 +22,8 @@ __all__ = [
     "link_uri",
     "media_kind",
 ]
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 CONTENT_TYPE_KEY = b"content_type"
 """Field metadata: the content type of all values of a column."""
@@ -87,8 +91,19 @@ def media_kind(extension: str) -> str | None:
 
 
 def link_uri(store: Store, path: str) -> str:
-    """The URI of a file for a link."""
+    """The URI of a file for a link.
+
+    Raises:
+        SourceError: If its name holds a character that Lance does not take in a link.
+    """
     address = store.address(path)
+    if _CONTROL.search(address):
+        shown = store.show(path)
+        raise SourceError(
+            f"{shown!r} cannot be linked, for its name holds a control character: rename it, or "
+            "use destrier.convert",
+            file=shown,
+        )
     if store.local:
         return join_uri("", address)
     scheme, _, rest = address.partition("://")

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from destrier.errors import SourceError
 from destrier.files import File, Store
+from destrier.formats.tabular.shapes import parse_line
+from destrier.formats.tabular.text import RowFault
 
-__all__ = ["is_metadata", "read_metadata"]
+__all__ = ["Told", "is_metadata", "read_metadata"]
 
 _NAMES = ("metadata.jsonl", "metadata.csv")
 _FILE_NAME = "file_name"
+
+Told = tuple[str, int]
+"""A table as messages show it, and a row of it."""
 
 
 def is_metadata(path: str) -> bool:
@@ -24,7 +28,7 @@ def is_metadata(path: str) -> bool:
 
 def read_metadata(
     store: Store, tables: Sequence[File], known: Sequence[str], chosen: Sequence[str]
-) -> dict[str, list[Any]]:
+) -> tuple[dict[str, list[Any]], list[Told | None]]:
     """Read what the tables tell of the files.
 
     Args:
@@ -34,13 +38,15 @@ def read_metadata(
         chosen: The files that are rows.
 
     Returns:
-        For each column its values in the order of the files, None where nothing is told.
+        For each column its values in the order of the files, None where nothing is told, and
+        for each file where it is told.
 
     Raises:
         SourceError: If a table is damaged, or names a file that is not there, or one twice.
     """
     there = set(known)
     told: dict[str, dict[str, Any]] = {}
+    places: dict[str, Told] = {}
     names: dict[str, None] = {}
     for table in tables:
         shown = store.show(table.path)
@@ -58,8 +64,10 @@ def read_metadata(
             if fault is not None:
                 raise SourceError(f"{shown}: row {number} {fault}", file=shown, row=number)
             told[str(path)] = row
+            places[str(path)] = shown, number
             names |= dict.fromkeys(row)
-    return {name: [told.get(path, {}).get(name) for path in chosen] for name in names}
+    columns = {name: [told.get(path, {}).get(name) for path in chosen] for name in names}
+    return columns, [places.get(path) for path in chosen]
 
 
 def _rows(store: Store, table: File) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -76,19 +84,20 @@ def _lines(text: str, shown: str) -> Iterator[tuple[int, dict[str, Any]]]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise SourceError(
-                f"{shown}: row {number} is not JSON: {error}", file=shown, row=number
-            ) from None
-        if not isinstance(row, dict):
-            raise SourceError(f"{shown}: row {number} is no object", file=shown, row=number)
-        yield number, row
+            yield number, parse_line(line, number)
+        except RowFault as fault:
+            raise SourceError(f"{shown}, row {number}: {fault}", file=shown, row=number) from None
 
 
 def _cells(text: str, shown: str) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+        names = reader.fieldnames or []
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise SourceError(
+                f"{shown} has two columns named {twice!r}; name one of them otherwise", file=shown
+            )
         for number, cells in enumerate(reader):
             if None in cells or None in cells.values():
                 raise SourceError(

@@ -15,7 +15,8 @@ from destrier.encoding.misfit import Misfit
 from destrier.encoding.values import encode
 from destrier.errors import ArgumentError, EmptyError, SchemaError, SourceError
 from destrier.files import File, Store
-from destrier.formats.folder.metadata import is_metadata, read_metadata
+from destrier.formats.advice import with_way_out
+from destrier.formats.folder.metadata import Told, is_metadata, read_metadata
 from destrier.formats.media import CONTENT_TYPE_KEY, content_type, extension_of, media_kind
 
 __all__ = ["Group", "Rows", "file_field", "file_rows", "grouped_rows"]
@@ -26,6 +27,7 @@ Group = Callable[[list[File]], Iterable[Mapping[str, Any]]]
 _FILE = "file"
 _CAPTION = "txt"
 _SHOWN = 8  # extensions in a message
+_WITHOUT = "or take only the files, with metadata=False and pattern=['*.jpg'] or the like"
 
 
 @dataclass
@@ -88,14 +90,14 @@ def file_rows(
         folders = [f.path.rpartition("/")[0].rpartition("/")[2] or None for f in chosen]
         values["label"] = pa.array(folders, pa.string())
     values["path"] = pa.array([f.path for f in chosen], pa.string())
-    told = read_metadata(store, tables, [f.path for f in rest], [f.path for f in chosen])
+    told, places = read_metadata(store, tables, [f.path for f in rest], [f.path for f in chosen])
     for key, column_values in told.items():
         if key in values or key in made.names:
             more = "; pass labels=None to keep that of the metadata" if key == "label" else ""
             raise ArgumentError(
                 f"{store.show(tables[0].path)} has a column {key!r}, which the files give too{more}"
             )
-        values[key] = _encode(key, column_values)
+        values[key] = _encode(key, column_values, places)
     made.values = values
     made.names += values
     return made
@@ -161,7 +163,8 @@ def _kind(store: Store, files: list[File]) -> str:
     )
 
 
-def _encode(name: str, values: list[Any]) -> pa.Array:
+def _encode(name: str, values: list[Any], places: Sequence[Told | None] = ()) -> pa.Array:
+    """A column of values, with errors that name where in the metadata they are, if they are."""
     frozen = []
     try:
         for number, value in enumerate(values):
@@ -172,9 +175,15 @@ def _encode(name: str, values: list[Any]) -> pa.Array:
         return encode(frozen, None, declared=False)
     except Misfit as misfit:
         kind = SourceError if misfit.refused else SchemaError
+        place = places[misfit.index] if places else None
+        shown, row = (None, misfit.index) if place is None else place
+        where = f"row {row}, column {name!r}{misfit.path}"
+        way_out = "or change group=" if shown is None else _WITHOUT
         raise kind(
-            f"row {misfit.index}, column {name!r}{misfit.path}: {misfit.text}",
-            row=misfit.index,
+            f"{where if shown is None else f'{shown}, {where}'}: "
+            f"{with_way_out(misfit.text, way_out)}",
+            file=shown,
+            row=row,
             column=name,
         ) from None
 

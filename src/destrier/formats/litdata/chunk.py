@@ -381,7 +381,8 @@ def _framed(raw: Raw, head: bytes, chunk: Chunk, place: Place) -> Items:
         raise place.damaged("its offsets are out of order")
     firsts = frames["first"].astype(np.int64)
     ends = firsts + frames["rows"]
-    if not count or firsts[0] != 0 or ends[-1] != rows or (firsts[1:] != ends[:-1]).any():
+    whole = count and firsts[0] == 0 and ends[-1] == rows and (firsts[1:] == ends[:-1]).all()
+    if not whole and (rows or count):
         raise place.damaged("its frames do not hold every sample once")
     if (frames["plain"] != offsets[ends] - offsets[firsts]).any():
         raise place.damaged("its frames and its offsets disagree")

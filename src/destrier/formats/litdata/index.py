@@ -80,12 +80,14 @@ class Index:
         chunks: All that hold rows.
         config: Of all of them.
         keys: Number of shards of the key sidecar, 0 without one, None if the index says nothing.
+        empty: Those of which the index says that they hold no rows.
     """
 
     file: str
     chunks: tuple[Chunk, ...]
     config: Config
     keys: int | None = None
+    empty: tuple[Chunk, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -137,10 +139,12 @@ def read_index(store: Store) -> Index:
             raw_config = {**raw_config, "types": None}  # what each part alone saw says nothing
     config = _config(raw_config, shown)
     listed = [entry for part in whole for entry in part["chunks"]]
-    chunks = _chunks(store, listed, config, shown)
+    all_chunks = _chunks(store, listed, config, shown)
+    chunks = tuple(chunk for chunk in all_chunks if chunk.rows)
     if not chunks:
         raise SourceError(f"{shown} lists no samples", file=shown)
-    return Index(shown, chunks, config, _keys(whole[0], shown))
+    empty = tuple(chunk for chunk in all_chunks if not chunk.rows)
+    return Index(shown, chunks, config, _keys(whole[0], shown), empty)
 
 
 def _load(store: Store, name: str) -> dict[str, Any]:
@@ -245,8 +249,6 @@ def _chunks(store: Store, listed: list[Any], config: Config, shown: str) -> tupl
                 + _inflated(entry["filename"], config, there),
                 file=store.show(entry["filename"]),
             )
-        if entry["chunk_size"] == 0:
-            continue
         frames = entry.get("temporal_frames")
         chunks.append(
             Chunk(

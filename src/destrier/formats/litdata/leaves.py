@@ -10,12 +10,14 @@ import numpy as np
 import pyarrow as pa
 
 from destrier.errors import SchemaError, SourceError
+from destrier.formats.advice import with_way_out
 from destrier.formats.gather import binary, fixed, list_offsets, packed, primitive
 from destrier.formats.litdata.arrayleaf import ArrayCodec
 from destrier.formats.litdata.cells import Cells, Codec, text_array
 from destrier.formats.litdata.jsonleaf import JsonCodec
 from destrier.formats.litdata.nested import natural_type
 from destrier.formats.media import content_type
+from destrier.formats.pixels import wrong_pixels
 
 __all__ = ["PIL_TYPE", "PREFIX", "Options", "leaf_codec"]
 
@@ -69,7 +71,11 @@ class _Number(Codec):
     def decode(self, cells: Cells, kind: pa.DataType) -> pa.Array:
         size = self._dtype.itemsize
         cells.width(size, f"a value of {self.encoding}")
-        return primitive(fixed(cells.data, cells.starts, size).view(self._dtype), kind)
+        values = fixed(cells.data, cells.starts, size).view(self._dtype)
+        if pa.types.is_boolean(self._type) and (odd := np.flatnonzero(values > 1)).size:
+            row = int(odd[0])
+            raise cells.place.damaged(f"is the byte {values[row]}, which is no bool: 0 or 1", row)
+        return primitive(values, kind)
 
 
 class _Text(Codec):
@@ -103,7 +109,11 @@ class _Pil(Codec):
             row = int(long[0])
             raise cells.place.damaged(f"claims a mode of {modes[row]:,} letters", row)
         mode = text_array(Cells(cells.data, starts, modes, cells.place))
-        data = binary(cells.data, starts + modes, cells.sizes - 12 - modes)
+        sizes = cells.sizes - 12 - modes
+        wrong = wrong_pixels(head[:, 0], head[:, 1], mode, sizes)
+        if wrong is not None:
+            raise cells.place.damaged(wrong[1], wrong[0])
+        data = binary(cells.data, starts + modes, sizes)
         size = [primitive(head[:, number], pa.uint32()) for number in (0, 1)]
         return pa.StructArray.from_arrays([*size, mode, data], fields=list(PIL_TYPE))
 
@@ -164,8 +174,9 @@ class _Pickle(Codec):
         except SourceError as error:
             wrong = SchemaError if isinstance(error, SchemaError) else SourceError
             row = None if error.row is None else error.row + cells.place.first
+            text = with_way_out(str(error), "or leave the column out with columns=")
             raise wrong(
-                f"{cells.place.file}: {error}", file=cells.place.file, row=row, column=name
+                f"{cells.place.file}: {text}", file=cells.place.file, row=row, column=name
             ) from None
         table = pa.Table.from_batches(batches, batches[0].schema if batches else schema)
         return table.column(0).combine_chunks()

@@ -51,14 +51,18 @@ class ParquetFiles(Reading):
         seen = 0
         try:
             for batch in file.iter_batches(batch_size=rows, columns=schema.names):
-                checked(batch, place.file, seen)
-                arrays = [convert(batch.column(field.name), field.type) for field in schema]
+                sound = checked(batch, place.file, seen)
+                arrays = [convert(sound.column(field.name), field.type) for field in schema]
                 seen += batch.num_rows
                 yield from split(pa.RecordBatch.from_arrays(arrays, schema=schema))
         except _FAILURES as error:
             if isinstance(error, DestrierError):
                 raise
             raise place.damaged(f"cannot be read: {error}", seen) from None
+
+    def check_rows(self, chunk: Chunk) -> None:
+        """Raise if a file does not hold as many rows as the index says."""
+        self._open(chunk, self.dataset.place(chunk))
 
     def _open(self, chunk: Chunk, place: Place) -> Any:
         try:

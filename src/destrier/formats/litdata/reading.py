@@ -80,6 +80,20 @@ class Reading(ABC):
             SchemaError: If a row is of another type.
         """
 
+    def check_empty(self) -> None:
+        """Look into the chunks that give no rows: those of a wrong number would be lost unseen.
+
+        Raises:
+            SourceError: If one holds some.
+        """
+        for chunk in self.dataset.index.empty:
+            self.check_rows(chunk)
+
+    def check_rows(self, chunk: Chunk) -> None:
+        """Raise if a chunk does not hold as many samples as the index says."""
+        if chunk.file.size:
+            self.dataset.body(chunk)
+
     def rows(self, chunk: Chunk) -> int:
         """Number of rows that a chunk gives."""
         return chunk.rows

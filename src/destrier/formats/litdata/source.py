@@ -194,6 +194,7 @@ def open_source(
     ]
     source = LitDataSource(reading, key_column if keyed else None, identity)
     _ = source.schema  # what is wrong with the first chunk shows now
+    reading.check_empty()
     return source
 
 

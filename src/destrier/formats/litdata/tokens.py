@@ -61,6 +61,14 @@ class Tokens(Reading):
         """Documents, or blocks."""
         return chunk.rows if self.block_size is None else (chunk.dim or 0) // self.block_size
 
+    def check_empty(self) -> None:
+        """Also those that hold less than a block."""
+        super().check_empty()
+        for chunk in self.dataset.index.chunks:
+            if self.rows(chunk) == 0:
+                for _ in self.batches(chunk, self.schema()):
+                    pass
+
     def schema(self) -> pa.Schema:
         """One column of lists."""
         values = value_type(self.dtype)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,28 +12,9 @@ from destrier.formats.gather import bounds_of, even, joined, list_offsets, uneve
 from destrier.formats.mds.arrays import refuse_nulls
 from destrier.formats.mds.cells import Cells
 from destrier.formats.mds.encodings import Encoding, Fail
+from destrier.formats.pixels import wrong_pixels
 
 __all__ = ["Items", "Pil"]
-
-_BITS = {
-    "1": 1,
-    "L": 8,
-    "P": 8,
-    "LA": 16,
-    "PA": 16,
-    "I;16": 16,
-    "RGB": 24,
-    "YCbCr": 24,
-    "LAB": 24,
-    "HSV": 24,
-    "RGBA": 32,
-    "RGBX": 32,
-    "RGBa": 32,
-    "CMYK": 32,
-    "I": 32,
-    "F": 32,
-}
-"""Bits of a pixel by Pillow's mode; rows of pixels are padded to whole bytes."""
 
 _HEAD = 12
 
@@ -65,7 +45,9 @@ class Pil(Encoding):
         cells.at_least(_HEAD + mode_sizes, "the mode of an image")
         modes = cells.within(cells.starts + _HEAD, mode_sizes).text()
         sizes = cells.lengths - _HEAD - mode_sizes
-        _check_pixels(cells, widths, heights, modes, sizes)
+        wrong = wrong_pixels(widths, heights, modes, sizes)
+        if wrong is not None:
+            raise cells.fail(*wrong)
         data = cells.within(cells.starts + _HEAD + mode_sizes, sizes).bytes()
         parts = [pa.array(widths), pa.array(heights), modes, data]
         return pa.StructArray.from_arrays(parts, fields=list(self.type))
@@ -82,22 +64,6 @@ class Pil(Encoding):
         head[:, 1] = array.field("height").to_numpy()
         head[:, 2] = np.diff(bounds_of(modes))
         return joined(even(head, len(array), _HEAD), modes, array.field("data"))
-
-
-def _check_pixels(cells: Cells, widths: Any, heights: Any, modes: pa.Array, sizes: Any) -> None:
-    """Pillow could not read an image whose bytes are not as many as its size takes."""
-    encoded = modes.dictionary_encode()
-    bits = np.array([_BITS.get(mode, 0) for mode in encoded.dictionary.to_pylist()], np.float64)
-    of_pixel = bits[encoded.indices.to_numpy()] if len(cells) else bits
-    needed = np.ceil(widths * of_pixel / 8) * heights
-    wrong = (of_pixel > 0) & (needed != sizes)
-    if wrong.any():
-        index = int(np.argmax(wrong))
-        raise cells.fail(
-            index,
-            f"has {sizes[index]:,} bytes of pixels, but {widths[index]} x {heights[index]} of mode "
-            f"{modes[index]} take {needed[index]:,.0f}",
-        )
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from destrier.encoding.encoder import RowEncoder
+from destrier.errors import SchemaError, SourceError
+from destrier.formats.advice import with_way_out
 from destrier.formats.mds.cells import Cells
 from destrier.formats.mds.encodings import Encoding, Fail
 
@@ -51,9 +53,14 @@ class Pickle(Encoding):
 
 
 def _batches(cells: Cells, schema: pa.Schema | None) -> Iterator[pa.RecordBatch]:
-    return RowEncoder(schema).batches(
-        _rows(cells), int(cells.rows[0]), name=lambda row: f"row {row} of {cells.file}"
-    )
+    try:
+        yield from RowEncoder(schema).batches(
+            _rows(cells), int(cells.rows[0]), name=lambda row: f"row {row} of {cells.file}"
+        )
+    except SourceError as error:
+        kind = SchemaError if isinstance(error, SchemaError) else SourceError
+        text = with_way_out(str(error), "or leave the column out with columns=")
+        raise kind(text, file=cells.file, row=error.row, column=cells.column) from error
 
 
 def _rows(cells: Cells) -> Iterator[dict[str, Any]]:

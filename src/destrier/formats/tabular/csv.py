@@ -158,7 +158,8 @@ class CsvSource(TextSource):
     def _block(self, block: bytes, names: list[str], *, first: bool) -> pa.RecordBatch:
         if first and self.header:
             block = self.dialect.behind_header(block)
-        elif not first and block.startswith(BOM):
+            first = False
+        if not first and block.startswith(BOM):
             block = BOM + block  # a character here, but pyarrow would drop it
         return self.dialect.parse(block, names)
 

@@ -115,6 +115,8 @@ class Dialect:
         """
         if not block:
             return pa.record_batch([pa.array([], pa.string()) for _ in names], names=list(names))
+        if not block.endswith(b"\n"):
+            block += b"\n"  # or pyarrow reads an empty last value behind a quoted one as quoted
         check_utf8(block, lambda part: self.count(part, len(names)))
         data, ends, there = _lines(block, len(names))
         if self.quote_char is not None and self.quote_char.encode() in block:
@@ -242,7 +244,7 @@ def _lines(block: bytes, width: int) -> tuple[Any, Any, Any]:
 
 
 class _Counted:
-    """A file as pyarrow reads it, with its quotes counted."""
+    """A file as pyarrow reads it, with its quotes counted and its last line ended."""
 
     closed = False
 
@@ -250,10 +252,14 @@ class _Counted:
         self._read = read
         self._quote = quote
         self.quotes = 0
+        self._last = b"\n"
 
     def read(self, size: int) -> bytes:
         data = self._read(size)
+        if not data and self._last not in b"\r\n":
+            data = b"\n"  # as in `Dialect.parse`
         self.quotes += data.count(self._quote)
+        self._last = data[-1:] or self._last
         return data
 
 

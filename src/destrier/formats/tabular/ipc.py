@@ -182,7 +182,9 @@ def _aligned(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Lance wants decimals at multiples of 16 bytes; in a mapped file they are at those of 8."""
     if not any(_holds_decimals(field.type) for field in batch.schema):
         return batch
-    return batch.take(pa.array(range(batch.num_rows)))
+    # joining copies, also views, of which there is no take
+    columns = [pa.concat_arrays([column, column.slice(0, 0)]) for column in batch.columns]
+    return pa.record_batch(columns, schema=batch.schema)
 
 
 def _holds_decimals(kind: pa.DataType) -> bool:

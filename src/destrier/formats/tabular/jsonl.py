@@ -12,7 +12,13 @@ import pyarrow.json as pa_json
 
 from destrier.errors import ArgumentError, SourceError
 from destrier.formats.tabular.discover import Found
-from destrier.formats.tabular.shapes import Shape, check_value, parse_line, parsed_kind
+from destrier.formats.tabular.shapes import (
+    Shape,
+    check_value,
+    parse_line,
+    parsed_kind,
+    settled,
+)
 from destrier.formats.tabular.text import Range, RowFault, TextSource, check_utf8
 
 __all__ = ["JsonSource"]
@@ -25,7 +31,6 @@ _TOKEN = re.compile(
     rb"|(-?[0-9]+)",
     re.DOTALL,
 )
-_BLANK = " \t\r"
 
 
 class JsonSource(TextSource):
@@ -41,6 +46,7 @@ class JsonSource(TextSource):
     """
 
     format: ClassVar[str] = "jsonl"
+    blank: ClassVar[bytes] = b" \t\r"
 
     def __init__(
         self,
@@ -54,6 +60,7 @@ class JsonSource(TextSource):
     def infer(self) -> pa.Schema:
         """The types of the sample's values; that of a key that is always null is null."""
         shapes: dict[str, Shape] = {}
+        declared = set(self.declared.names)
         path = None
         rows = 0
         for place, block in self.sample():
@@ -65,7 +72,7 @@ class JsonSource(TextSource):
                     for name, value in parse_line(line, row).items():
                         if name not in shapes:
                             shapes[name] = Shape()
-                        if name not in self.declared.names:
+                        if name not in declared:
                             shapes[name].see(value, name, row)
                 rows += _count_lines(block)
             except RowFault as fault:
@@ -74,15 +81,14 @@ class JsonSource(TextSource):
             raise SourceError(f"{self.shown}: there are no rows, or none with a key")
         fields = []
         for name, shape in shapes.items():
-            known = name in self.declared.names
+            known = name in declared
             fields.append(self.declared.field(name) if known else pa.field(name, shape.arrow()))
         fields += [field for field in self.declared if field.name not in shapes]
-        schema = pa.schema(fields)
-        self._check_parsed(schema)
-        return schema
+        self._check_parsed()
+        return pa.schema(fields)
 
-    def _check_parsed(self, schema: pa.Schema) -> None:
-        for field in schema:
+    def _check_parsed(self) -> None:
+        for field in self.declared:
             try:
                 self._parse(b"{}\n", pa.schema([pa.field(field.name, field.type)]))
             except pa.ArrowException as error:
@@ -122,7 +128,8 @@ class JsonSource(TextSource):
                 explicit_schema=parsed, unexpected_field_behavior="error"
             ),
         )
-        columns = [pa.concat_arrays(table[field.name].chunks).cast(field.type) for field in schema]
+        parts = [pa.concat_arrays(table[field.name].chunks) for field in schema]
+        columns = [settled(part, f.type) for part, f in zip(parts, schema, strict=True)]
         return pa.record_batch(columns, names=schema.names)
 
     def _is_mixed(self, block: bytes, batch: pa.RecordBatch) -> bool:
@@ -138,6 +145,7 @@ class JsonSource(TextSource):
 
     def _walk(self, block: bytes) -> None:
         """Look at each value; raises for the first that is not exactly of its column's type."""
+        names = set(self.declared.names)
         for row, line in enumerate(_lines(block)):
             for name, value in parse_line(line, row).items():
                 index = self._all.get_field_index(name)
@@ -149,7 +157,7 @@ class JsonSource(TextSource):
                         column=name,
                         schema=True,
                     )
-                declared = name in self.declared.names
+                declared = name in names
                 check_value(value, self._all.field(index), name, row, declared=declared)
 
 
@@ -180,17 +188,20 @@ def _count_points(block: bytes) -> int:
 
 def _count_lines(block: bytes) -> int:
     """How many lines are not blank."""
+    if not block.strip(JsonSource.blank + b"\n"):
+        return 0
     data = np.frombuffer(block, np.uint8)
     starts = np.append(0, np.flatnonzero(data[:-1] == ord("\n")) + 1)
-    odd = starts[data[starts] != ord("{")]
-    blank = 0
+    blank = int(np.count_nonzero(data[starts] == ord("\n")))
+    odd = starts[(data[starts] != ord("{")) & (data[starts] != ord("\n"))]
     for start in odd.tolist():
         end = block.find(b"\n", start)
-        blank += not block[start : end if end >= 0 else None].strip(_BLANK.encode())
+        blank += not block[start : end if end >= 0 else None].strip(JsonSource.blank)
     return len(starts) - blank
 
 
 def _lines(block: bytes) -> Iterator[str]:
     """The lines that are not blank; a row is one of these."""
     text = block.removeprefix(_BOM).decode()
-    return (line for line in text.split("\n") if line.strip(_BLANK))
+    blank = JsonSource.blank.decode()
+    return (line for line in text.split("\n") if line.strip(blank))

@@ -9,13 +9,17 @@ import pyarrow as pa
 from destrier.errors import SourceError
 from destrier.files import Store
 
-__all__ = ["RANGE_BYTES", "open_file", "open_text", "range_blocks"]
+__all__ = ["RANGE_BYTES", "LongLineError", "open_file", "open_text", "range_blocks"]
 
 RANGE_BYTES = 64 << 20
 """What a unit of a text file holds, about."""
 
-_MAX_LINE = 1 << 30  # longer is none: a file without line ends must not fill the memory
+_MAX_LINE = 256 << 20  # longer is none: a file without line ends must not fill the memory
 _BLOCK = 4 << 20
+
+
+class LongLineError(ValueError):
+    """The line after those of the last block is too long."""
 
 
 def open_file(store: Store, path: str) -> pa.NativeFile:
@@ -41,7 +45,7 @@ def open_text(store: Store, path: str, compression: str | None) -> pa.NativeFile
 
 
 def range_blocks(  # noqa: C901 - a line may begin and end anywhere in what is read
-    read: Callable[[int], bytes], start: int, end: int | None, shown: str
+    read: Callable[[int], bytes], start: int, end: int | None, blank: bytes = b""
 ) -> Iterator[bytes]:
     """Blocks of whole lines, those that begin in a range of bytes.
 
@@ -50,7 +54,11 @@ def range_blocks(  # noqa: C901 - a line may begin and end anywhere in what is r
             unless that is 0, so that a line that begins right there is seen to begin.
         start: Where the range begins in the file.
         end: Where it ends; None is the end of the file.
-        shown: The file, for messages.
+        blank: Characters that say nothing at the beginning of a line, so that a long run of them
+            need not be held.
+
+    Raises:
+        LongLineError: If a line is longer than 256 MB.
     """
     position = max(start - 1, 0)
     held: list[bytes] = []  # a line that has not ended
@@ -78,12 +86,13 @@ def range_blocks(  # noqa: C901 - a line may begin and end anywhere in what is r
         cut = data.rfind(b"\n") + 1
         if cut and (end is None or position < end):
             yield b"".join([*held, data[:cut]])
-            held, length = [data[cut:]], len(data) - cut
+            held = [data[cut:].lstrip(blank)]
+            length = len(held[0])
         else:
-            held.append(data)
-            length += len(data)
+            held.append(data if length else data.lstrip(blank))
+            length += len(held[-1])
         if length > _MAX_LINE:
-            raise SourceError(f"{shown}: a line is longer than {_MAX_LINE} bytes", file=shown)
+            raise LongLineError(f"the line is longer than {_MAX_LINE:,} bytes")
     rest = b"".join(held)
     if rest:
         yield rest

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 import pyarrow as pa
 
 from destrier.formats.tabular.text import RowFault
 
-__all__ = ["Shape", "check_value", "parse_line", "parsed_kind"]
+__all__ = ["Shape", "check_value", "parse_line", "parsed_kind", "settled"]
 
 _LOW, _HIGH = -(1 << 63), (1 << 63) - 1
 _NAMES = {
@@ -32,8 +33,8 @@ class _TwiceError(ValueError):
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for i, key in enumerate(keys) if key in keys[:i])
+        counts = Counter(key for key, _ in pairs)
+        twice = next(key for key, count in counts.items() if count > 1)
         raise _TwiceError(f"the key {twice!r} is there twice in an object")
     return found
 
@@ -227,4 +228,54 @@ def parsed_kind(kind: pa.DataType) -> pa.DataType:
 
 
 def _parsed_field(field: pa.Field) -> pa.Field:
-    return pa.field(field.name, parsed_kind(field.type), field.nullable)
+    kind = parsed_kind(field.type)
+    if pa.types.is_null(kind):
+        kind = pa.bool_()  # pyarrow's parser builds nulls within values of a wrong length
+    return pa.field(field.name, kind, field.nullable)
+
+
+def settled(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """What pyarrow's parser read as `parsed_kind`, as values of a type.
+
+    Raises:
+        pa.ArrowException: If they are not of this type.
+    """
+    if not _holds_null(kind):
+        return array.cast(kind)
+    return _nulled(array.cast(_stand_in(kind)), kind)
+
+
+def _holds_null(kind: pa.DataType) -> bool:
+    inside = range(kind.num_fields) if pa.types.is_nested(kind) else ()
+    return bool(pa.types.is_null(kind)) or any(_holds_null(kind.field(i).type) for i in inside)
+
+
+def _stand_in(kind: pa.DataType) -> pa.DataType:
+    """The same with booleans in place of nulls, for a cast makes invalid arrays of those, too."""
+    if not pa.types.is_nested(kind):
+        return pa.bool_() if pa.types.is_null(kind) else kind
+    inside = [kind.field(i) for i in range(kind.num_fields)]
+    fields = [pa.field(field.name, _stand_in(field.type), field.nullable) for field in inside]
+    if pa.types.is_struct(kind):
+        return pa.struct(fields)
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(fields[0], kind.list_size)
+    return pa.large_list(fields[0]) if pa.types.is_large_list(kind) else pa.list_(fields[0])
+
+
+def _nulled(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """What `_stand_in` made of a type, of the type itself."""
+    if pa.types.is_null(kind):
+        if array.null_count < len(array):
+            raise pa.ArrowInvalid("a value where the type has only nulls")
+        return pa.nulls(len(array))
+    if not _holds_null(kind):
+        return array
+    if pa.types.is_struct(kind):
+        own = 1
+        inside = [array.field(i) for i in range(kind.num_fields)]
+    else:
+        own = 1 if pa.types.is_fixed_size_list(kind) else 2
+        inside = [array.values]
+    children = [_nulled(child, kind.field(i).type) for i, child in enumerate(inside)]
+    return pa.Array.from_buffers(kind, len(array), array.buffers()[:own], children=children)

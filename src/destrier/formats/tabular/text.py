@@ -16,6 +16,7 @@ from destrier.formats.tabular.discover import Found, format_of
 from destrier.formats.tabular.kinds import check_names, kept_field
 from destrier.formats.tabular.lines import (
     RANGE_BYTES,
+    LongLineError,
     open_file,
     open_text,
     range_blocks,
@@ -67,6 +68,7 @@ class TextSource(FileSource):
     """
 
     format: ClassVar[str]
+    blank: ClassVar[bytes] = b""  # what says nothing at the beginning of a line
 
     def __init__(
         self, found: Found, *, columns: Sequence[str] | None, declared: pa.Schema | None
@@ -80,8 +82,9 @@ class TextSource(FileSource):
         self.whole = False  # whether each file is one unit
         self._all = self.infer()
         names = self._all.names if self.columns is None else self.columns
+        there = set(self._all.names)
         for name in names:
-            if name not in self._all.names:
+            if name not in there:
                 known = ", ".join(self._all.names[:_COLUMNS_SHOWN])
                 raise ColumnError(f"{self.shown} has no column {name!r}; there are: {known}")
         check_names(names, self.shown)
@@ -190,10 +193,9 @@ class TextSource(FileSource):
         if path != place.path or start > place.start:
             start = rows = 0
         if start < place.start:
-            shown = self.store.show(place.path)
             with open_file(self.store, place.path) as file:
                 file.seek(max(start - 1, 0))
-                for block in range_blocks(file.read, start, place.start, shown):
+                for block in range_blocks(file.read, start, place.start, self.blank):
                     rows += self.count(place.path, block, first=start == 0)
                     start = place.start
         self._counted = place.path, place.start, rows
@@ -207,7 +209,9 @@ class TextSource(FileSource):
             with open_text(self.store, place.path, compression) as file:
                 if place.start:
                     file.seek(place.start - 1)
-                yield from range_blocks(file.read, place.start, place.end, shown)
+                yield from range_blocks(file.read, place.start, place.end, self.blank)
+        except LongLineError as error:
+            raise RowFault(0, str(error)) from None
         except (pa.ArrowException, OSError) as error:
             raise SourceError(f"{shown} cannot be read: {error}", file=shown) from None
 
@@ -215,17 +219,22 @@ class TextSource(FileSource):
         """Blocks of the beginning of the source, with the path of their file."""
         left = _SAMPLE_BYTES
         for file in self.files:
+            rows = 0
             place = Range(file.path, file.size, file.stamp)
-            for block in self.blocks(place):
-                if len(block) > left:
-                    cut = block.rfind(b"\n", 0, left) + 1
-                    if cut:
-                        yield file.path, block[:cut]
-                    elif left == _SAMPLE_BYTES:
-                        yield file.path, block
-                    return
-                yield file.path, block
-                left -= len(block)
+            try:
+                for number, block in enumerate(self.blocks(place)):
+                    if len(block) > left:
+                        cut = block.rfind(b"\n", 0, left) + 1
+                        if cut:
+                            yield file.path, block[:cut]
+                        elif left == _SAMPLE_BYTES:
+                            yield file.path, block
+                        return
+                    yield file.path, block
+                    rows += self.count(file.path, block, first=number == 0)
+                    left -= len(block)
+            except RowFault as fault:
+                raise self.error(file.path, rows, fault) from None
 
     @abstractmethod
     def infer(self) -> pa.Schema:

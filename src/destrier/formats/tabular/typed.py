@@ -100,7 +100,7 @@ class TypedSource(FileSource):
     def _kept(self, batch: pa.RecordBatch, path: str, row: int | None) -> pa.RecordBatch:
         """A file's batch in the source's types."""
         shown = self.store.show(path)
-        checked(batch, shown, row)
+        batch = checked(batch, shown, row)
         columns: dict[str, pa.Array] = {}
         for field, column in zip(batch.schema, batch.columns, strict=True):
             if field.name in self._media:
