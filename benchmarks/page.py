@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from typing import Any
 
@@ -258,11 +259,25 @@ def main() -> None:
         ("links", links_section),
         ("ingest", ingest_section),
     )
+    page = HERE.parent / "docs" / "benchmarks.md"
+    before = kept(page.read_text())
     for name, section in sections:
         path = OUT / f"{name}.json"
         if path.exists():
             lines += section(json.loads(path.read_text()))
-    (HERE.parent / "docs" / "benchmarks.md").write_text("\n".join(lines).rstrip() + "\n")
+        elif f"benchmarks/{name}.py" in before:
+            lines += before[f"benchmarks/{name}.py"]
+    page.write_text("\n".join(lines).rstrip() + "\n")
+
+
+def kept(page: str) -> dict[str, list[str]]:
+    """The sections of a page by the script that they name: what was not measured again stays."""
+    found = {}
+    for text in re.split(r"^(?=## )", page, flags=re.MULTILINE)[1:]:
+        script = re.search(r"benchmarks/\w+\.py", text)
+        if script is not None:
+            found[script[0]] = [*text.rstrip().splitlines(), ""]
+    return found
 
 
 if __name__ == "__main__":
