@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from destrier.columns import Column, Columns, empty_array, from_arrow, take
 from destrier.keyed import Ints
 from destrier.read import Rows
+from destrier.wide import gather_wide, is_wide
 
 __all__ = ["ArrowPool", "ColumnPool", "Gathered", "HeldArrow", "HeldColumns", "Pool"]
 
@@ -163,21 +164,39 @@ class ArrowPool:
         self._group[start:stop] = -1
 
     def take(self, places: Ints) -> pa.RecordBatch:
-        """Gather from each batch what is wanted of it, then bring it into order."""
+        """The rows at places: large values copied one by one, all else as Arrow does it."""
         if not len(places):
             return pa.RecordBatch.from_arrays(
                 [empty_array(field.type) for field in self._schema], schema=self._schema
             )
-        groups = self._group[places]
+        numbers, sources = np.unique(self._group[places], return_inverse=True)
         rows = self._row[places]
-        by_group = np.argsort(groups, kind="stable")
-        sorted_groups = groups[by_group]
-        cuts = np.flatnonzero(np.diff(sorted_groups)) + 1
-        parts = [
-            self._groups[int(groups[part[0]])].take(pa.array(rows[part]))
-            for part in np.split(by_group, cuts)
-        ]
-        joined = pa.concat_batches(parts)
-        back = np.empty(len(places), np.int64)
-        back[by_group] = np.arange(len(places))
-        return joined.take(pa.array(back))
+        held = [self._groups[number] for number in numbers.tolist()]
+        wide = {
+            name: gather_wide(arrays, sources, rows)
+            for i, name in enumerate(self._schema.names)
+            if is_wide(arrays := [batch.column(i) for batch in held])
+        }
+        if not wide:
+            return _ordered(held, sources, rows)
+        others = [name for name in self._schema.names if name not in wide]
+        found = dict(wide)
+        if others:
+            joined = _ordered([batch.select(others) for batch in held], sources, rows)
+            found.update(zip(others, joined.columns, strict=True))
+        return pa.RecordBatch.from_arrays(
+            [found[name] for name in self._schema.names], schema=held[0].schema
+        )
+
+
+def _ordered(held: list[pa.RecordBatch], sources: Ints, rows: Ints) -> pa.RecordBatch:
+    """Gather from each batch what is wanted of it, then bring it into order."""
+    by_source = np.argsort(sources, kind="stable")
+    cuts = np.flatnonzero(np.diff(sources[by_source])) + 1
+    parts = [
+        held[int(sources[part[0]])].take(pa.array(rows[part])) for part in np.split(by_source, cuts)
+    ]
+    joined = pa.concat_batches(parts)
+    back = np.empty(len(rows), np.int64)
+    back[by_source] = np.arange(len(rows))
+    return joined.take(pa.array(back))

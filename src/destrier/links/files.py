@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from typing import NamedTuple
 from urllib.parse import quote, unquote_to_bytes, urlsplit
 
 import numpy as np
@@ -54,8 +54,7 @@ def join_uri(root: str, path: str) -> str:
     return f"{root}/{quoted}" if root else f"file://{quoted}"
 
 
-@dataclass(frozen=True)
-class Linked:
+class Linked(NamedTuple):
     """What a whole file is, as far as it can be told without reading it.
 
     Attributes:

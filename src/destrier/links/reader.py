@@ -15,7 +15,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -36,8 +36,7 @@ _SPECIAL = re.compile(r"[%?#]")
 _NEAR = 64 << 10  # the system is asked in one go for ranges that lie so close
 
 
-@dataclass(frozen=True)
-class _Group:
+class _Group(NamedTuple):
     """Values in one file that were recorded alike, by their places in order of position.
 
     Attributes:
