@@ -65,23 +65,21 @@ def convert(
         >>> import destrier
         >>> destrier.convert("data/chunks", "data/digits.lance")  # doctest: +SKIP
     """
-    source = open_source(
-        Store(src, source_options),
-        format,
-        columns=None if filter is not None else columns,
-        options=options,
-    )
-    return write_table(
-        source,
+    return _write(
+        src,
         dst,
+        link=False,
+        format=format,
+        columns=columns,
+        filter=filter,
         num_workers=num_workers,
         mode=mode,
         restart=restart,
-        columns=columns,
-        filter=filter,
-        compression=compression,
         provenance=provenance,
+        compression=compression,
         storage_options=storage_options,
+        source_options=source_options,
+        options=options,
     )
 
 
@@ -135,22 +133,41 @@ def link(
         >>> import destrier
         >>> destrier.link("data/tars", "data/photos.lance")  # doctest: +SKIP
     """
-    source = open_source(
-        Store(src, source_options),
-        format,
-        columns=None if filter is not None else columns,
-        link=True,
-        options=options,
-    )
-    return write_table(
-        source,
+    return _write(
+        src,
         dst,
+        link=True,
+        format=format,
+        columns=columns,
+        filter=filter,
         num_workers=num_workers,
         mode=mode,
         restart=restart,
-        columns=columns,
-        filter=filter,
         provenance=provenance,
         crc=crc,
         storage_options=storage_options,
+        source_options=source_options,
+        options=options,
     )
+
+
+def _write(
+    src: str | os.PathLike[str],
+    dst: str | os.PathLike[str],
+    *,
+    link: bool,
+    format: str,
+    columns: Sequence[str] | None,
+    filter: str | None,
+    source_options: Mapping[str, str] | None,
+    options: Mapping[str, Any],
+    **writing: Any,
+) -> Written:
+    source = open_source(
+        Store(src, source_options),
+        format,
+        columns=None if filter is not None else columns,  # a filter may name any column
+        link=link,
+        options=options,
+    )
+    return write_table(source, dst, columns=columns, filter=filter, **writing)
