@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from destrier.jobs.fingerprint import fingerprint
 from destrier.table import Table, lance_call
 from destrier.writing.crew import Crew
 from destrier.writing.journal import Journal
-from destrier.writing.layout import is_blob
+from destrier.writing.layout import is_blob, packed_schema, unpacked_schema
 from destrier.writing.progress import progress
 from destrier.writing.publish import commit_files, discard, leave, published_version, stage_clone
 
@@ -117,7 +116,7 @@ def add_columns(
         "job": "add_columns",
         "function": fingerprint(what),
         "columns": [[name, _field_id(opened.dataset, name)] for name in names],
-        "schema": None if schema is None else _packed(schema),
+        "schema": None if schema is None else packed_schema(schema),
     }
     with Journal(opened.uri, opened.storage_options, kind="adding").held() as journal:
         return _Run(opened, journal, computer, schema, num_workers).run(job, restart=restart)
@@ -163,7 +162,7 @@ class _Run:
             discard(self.journal, uri, options)
         entry = self.journal.start(job, keep=True)
         if self.schema is None and "fixed" in entry:
-            self.schema = _unpacked(entry["fixed"])
+            self.schema = unpacked_schema(entry["fixed"])
         try:
             with (
                 progress("adding columns", self.table.num_rows) as note,
@@ -171,7 +170,7 @@ class _Run:
             ):
                 if self.schema is None:
                     self.schema = self._probe(crew)
-                    self.journal.write("job.json", {**entry, "fixed": _packed(self.schema)})
+                    self.journal.write("job.json", {**entry, "fixed": packed_schema(self.schema)})
                 version = self._until_committed(crew, self.schema)
         except BaseException as error:
             if leave(self.journal, uri, options, error) and isinstance(error, WorkerError):
@@ -290,11 +289,3 @@ def _batch_size(table: Table, columns: list[str]) -> int:
     blobs = any(is_blob(table.schema.field(name)) for name in columns)
     rows = _BLOB_ROWS if blobs else _BATCH_ROWS
     return max(1, min(rows, int(_BATCH_BYTES / table.row_bytes)))
-
-
-def _packed(schema: pa.Schema) -> str:
-    return base64.b64encode(schema.serialize().to_pybytes()).decode()
-
-
-def _unpacked(text: str) -> pa.Schema:
-    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))

@@ -17,7 +17,17 @@ from destrier.links.crcs import CRC, crcs_of_links
 from destrier.writing.kept import unkept, unnamed
 from destrier.writing.source import LINK
 
-__all__ = ["COUNT_KEY", "LINK_KEY", "Layout", "Origin", "count_name", "is_blob", "link_name"]
+__all__ = [
+    "COUNT_KEY",
+    "LINK_KEY",
+    "Layout",
+    "Origin",
+    "count_name",
+    "is_blob",
+    "link_name",
+    "packed_schema",
+    "unpacked_schema",
+]
 
 Origin: TypeAlias = "tuple[pa.Array, pa.Array]"
 """Of each row the file, and its number in it."""
@@ -264,9 +274,9 @@ class Layout:
     def to_json(self) -> dict[str, Any]:
         """For a journal."""
         return {
-            "source": _packed(self.source),
-            "kept": _packed(self.kept),
-            "stored": _packed(self.stored),
+            "source": packed_schema(self.source),
+            "kept": packed_schema(self.kept),
+            "stored": packed_schema(self.stored),
             "blobs": list(self.blobs),
             "links": list(self.links),
             "counts": list(self.counts),
@@ -279,9 +289,9 @@ class Layout:
     def from_json(cls, value: Mapping[str, Any]) -> Layout:
         """From a journal."""
         return cls(
-            _unpacked(value["source"]),
-            _unpacked(value["kept"]),
-            _unpacked(value["stored"]),
+            unpacked_schema(value["source"]),
+            unpacked_schema(value["kept"]),
+            unpacked_schema(value["stored"]),
             tuple(value["blobs"]),
             tuple(value["links"]),
             tuple(value["counts"]),
@@ -291,11 +301,13 @@ class Layout:
         )
 
 
-def _packed(schema: pa.Schema) -> str:
+def packed_schema(schema: pa.Schema) -> str:
+    """A schema as text, for a journal."""
     return base64.b64encode(schema.serialize().to_pybytes()).decode()
 
 
-def _unpacked(text: str) -> pa.Schema:
+def unpacked_schema(text: str) -> pa.Schema:
+    """The schema of such a text."""
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
 
 
