@@ -18,6 +18,7 @@ from destrier.keyed import Ints
 from destrier.links.columns import companion
 from destrier.links.reader import BrokenLinksError, LinkReader
 from destrier.table import Table, lance_call
+from destrier.take import Takes
 from destrier.writing.layout import LINK_KEY, is_blob
 
 __all__ = ["Reader", "Rows"]
@@ -88,6 +89,7 @@ class Reader:
         self._companions = {name: beside for name, beside in found.items() if beside is not None}
         blobs = (name for name in columns if is_blob(schema.field(name)))
         self._blobs = {name for name in blobs if name not in self._companions}
+        self._takes = Takes(table)
         self._links = LinkReader(table.storage_options)
         self.schema = pa.schema([_read_field(schema.field(name)) for name in columns])
 
@@ -208,13 +210,8 @@ class Reader:
 
     def _take_kept(self, offsets: Ints, names: list[str]) -> dict[str, pa.Array]:
         """Take what the rows hold themselves: values, and descriptions of linked ones."""
-        taken = self._call(lambda: self.table.dataset.take(pa.array(offsets), columns=names))
-        if taken.num_rows != len(offsets):
-            raise ReadError(
-                f"Lance returned {taken.num_rows} rows of {self.table.name} "
-                f"for {len(offsets)} offsets"
-            )
-        return {name: _combine(taken.column(name)) for name in names}
+        taken: dict[str, pa.Array] = self._call(lambda: self._takes.take(offsets, names))
+        return taken
 
     def _read_linked(self, name: str, offsets: Ints, taken: dict[str, pa.Array]) -> pa.Array:
         try:
@@ -228,7 +225,7 @@ class Reader:
 
     def _read_blobs(self, name: str, offsets: Ints) -> list[bytes | None]:
         pairs = self._call(
-            lambda: self.table.dataset.read_blobs(
+            lambda: self._takes.dataset.read_blobs(
                 name, indices=offsets.tolist(), preserve_order=True
             )
         )
@@ -251,13 +248,6 @@ def _sorted_unique(offsets: Ints) -> tuple[Ints, Ints | None]:
 
 def _empty(schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([empty_array(f.type) for f in schema], schema=schema)
-
-
-def _combine(column: pa.ChunkedArray) -> pa.Array:
-    if column.num_chunks == 1:
-        return column.chunk(0)
-    combined = column.combine_chunks()
-    return combined.chunk(0) if isinstance(combined, pa.ChunkedArray) else combined
 
 
 def _binary(values: list[bytes | None]) -> pa.Array:

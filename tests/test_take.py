@@ -1,0 +1,111 @@
+"""Takes by offset, on every kind of table and way of reading it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from destrier import StreamingDataLoader, StreamingDataset, uring
+from destrier.errors import ReadError
+from destrier.read import Reader
+from destrier.table import open_table
+from destrier.take import Takes
+
+
+@pytest.fixture(params=["uring", "ordinary"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "ordinary":
+        monkeypatch.setenv("DESTRIER_IO_URING", "0")
+    elif not uring._allowed():
+        pytest.skip("the kernel allows no io_uring here")
+    return str(request.param)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    """Fragments of 100 rows, of which some are deleted, one wholly."""
+    place = str(tmp_path / "a table.lance")
+    rows = pa.table(
+        {
+            "id": np.arange(1000),
+            "text": [f"row {i}" for i in range(1000)],
+            "x": [[i] for i in range(1000)],
+        }
+    )
+    dataset = lance.write_dataset(rows, place, max_rows_per_file=100)
+    dataset.delete("id % 7 = 3 OR (id >= 300 AND id < 400)")
+    dataset.add_columns({"later": "id * 2"})
+    return place
+
+
+def live() -> list[int]:
+    return [i for i in range(1000) if i % 7 != 3 and not 300 <= i < 400]
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("step", [1, 2, 90])
+def test_takes_are_what_lance_takes(path: str, step: int) -> None:
+    takes = Takes(open_table(path))
+    offsets = np.arange(0, len(live()), step)
+    names = ["later", "id", "text", "x"]
+    found = takes.take(offsets, names)
+    ids = [live()[i] for i in offsets.tolist()]
+    assert found["id"].to_pylist() == ids
+    assert found["later"].to_pylist() == [2 * i for i in ids]
+    assert found["text"].to_pylist() == [f"row {i}" for i in ids]
+    assert found["x"].to_pylist() == [[i] for i in ids]
+    assert takes.take(np.array([len(live()) - 1]), ["id"])["id"].to_pylist() == live()[-1:]
+
+
+@pytest.mark.usefixtures("way")
+def test_an_offset_that_is_not_there_is_an_error(path: str) -> None:
+    with pytest.raises(ReadError):
+        Reader(open_table(path), ["id"]).read(np.array([0, len(live())]))
+
+
+def test_local_tables_are_read_through_the_ring(path: str, way: str) -> None:
+    address = Takes(open_table(path)).dataset.uri
+    assert address.startswith("file+uring://") is (way == "uring")
+
+
+@pytest.mark.parametrize("uri", ["s3://bucket/t.lance", "/data/50%.lance", "relative.lance"])
+def test_other_addresses_are_left_alone(uri: str) -> None:
+    assert uring.uring_uri(uri) is None
+
+
+@pytest.mark.parametrize(
+    ("mounts", "allowed"),
+    [
+        ("disk / ext4 rw 0 0\n", True),
+        ("disk / ext4 rw 0 0\nserver:/x /data nfs4 rw 0 0\n", False),
+        ("server:/x / nfs4 rw 0 0\ndisk /data xfs rw 0 0\n", True),
+        ("disk / ext4 rw 0 0\nserver:/x /dat nfs4 rw 0 0\n", True),
+        ("", False),
+    ],
+)
+def test_only_disks_of_the_machine_are_polled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mounts: str, allowed: bool
+) -> None:
+    file = tmp_path / "mounts"
+    file.write_text(mounts)
+    monkeypatch.setattr(uring, "_MOUNTS", str(file))
+    monkeypatch.setattr(uring, "_allowed", lambda: True)
+    assert (uring.uring_uri("/data/t.lance") is not None) is allowed
+
+
+def test_without_a_ring_tables_are_read_all_the_same(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = ids_of(path)
+    monkeypatch.setattr(uring, "_allowed", lambda: False)
+    assert ids_of(path) == expected
+
+
+def ids_of(path: str) -> list[Any]:
+    with StreamingDataLoader(StreamingDataset(path, columns=["id"]), batch_size=10) as loader:
+        return [batch["id"].tolist() for batch in loader]
