@@ -894,13 +894,18 @@ PLANS: dict[str, tuple[Order, Any]] = {
 }
 
 
+@pytest.mark.parametrize("what", ["all", "windows", "shares"])
 @pytest.mark.parametrize("most_rows", [1, 16, 100, 1000, 100_000])
 @pytest.mark.parametrize("name", PLANS)
-def test_places_hold_the_rows_of_the_order(name: str, most_rows: int) -> None:
+def test_places_hold_the_rows_of_the_order(
+    name: str, most_rows: int, what: schedule.Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if what == "all":
+        monkeypatch.setattr(schedule, "_BLOCK_ROWS", most_rows)  # how many are planned at once
     order, shares_of = PLANS[name]
     shares = shares_of(order)
     blocks = schedule.Schedule(
-        order, RangeRows(order.n), shares, row_bytes=1.0, windows=True, block_bytes=most_rows
+        order, RangeRows(order.n), shares, row_bytes=1.0, held=what, block_bytes=most_rows
     )
     held: dict[int, int] = {}  # place in the pool → row
     delivered: list[np.ndarray[Any, Any]] = []
@@ -932,7 +937,9 @@ def test_places_hold_the_rows_of_the_order(name: str, most_rows: int) -> None:
     assert [part.tolist() for part in delivered] == [
         samples[a:b].tolist() for a, b in itertools.pairwise(bounds.tolist())
     ]
-    if blocks.pooled:
+    if blocks.held == "all":
+        assert sorted(held.values()) == list(range(order.n))
+    elif blocks.held == "windows":
         slot = schedule._slot_rows(order)
         # An open window of each split, and those that a block needs at once or that just ended.
         per_split = 2 + -(-widest // order.num_splits) // max(1, order.clump_size)
@@ -943,7 +950,7 @@ def test_memory_stays_bounded_over_a_long_epoch() -> None:
     order = Order(200_000, seed=8, num_splits=16, clump_size=8, window=4)
     shares = Steps(order.n, 0, 160, order.num_splits)
     blocks = schedule.Schedule(
-        order, RangeRows(order.n), shares, row_bytes=1.0, windows=True, block_bytes=320
+        order, RangeRows(order.n), shares, row_bytes=1.0, held="windows", block_bytes=320
     )
     capacities = [block.capacity for block in blocks if block.targets is not None]
     freed = sum(stop - start for block in blocks for start, stop in block.freed)

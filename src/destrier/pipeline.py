@@ -206,7 +206,8 @@ class Pipeline:
                 raise RuntimeError("there is no epoch after this one")
             oldest = ahead.popleft()
             if oldest.block is None or oldest.rows is None:
-                memory = _Memory(self._reader.schema, columnar=self._columnar)
+                if oldest.epoch.schedule.held != "all":
+                    memory = _Memory(self._reader.schema, columnar=self._columnar)
                 if self._wait_for_room(-1):
                     self._put(Delivery(oldest.epoch.number, -1, None))
                 continue

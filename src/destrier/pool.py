@@ -6,6 +6,7 @@ column, and one of Arrow rows for those who want Arrow or dicts.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -18,6 +19,8 @@ from destrier.read import Rows
 from destrier.wide import gather_wide, is_wide
 
 __all__ = ["ArrowPool", "ColumnPool", "Gathered", "HeldArrow", "HeldColumns", "Pool"]
+
+_NARROW_BYTES = 64  # what the processor fetches at once
 
 Gathered: TypeAlias = "Columns | pa.RecordBatch"
 
@@ -69,40 +72,59 @@ class HeldArrow:
 
 
 class ColumnPool:
-    """Rows as numpy columns."""
+    """Rows as numpy columns; narrow ones lie side by side, row by row.
+
+    Rows are gathered in a random order: each then costs one access to memory instead of one for
+    each column.
+    """
 
     def __init__(self, schema: pa.Schema) -> None:
         self.capacity = 0
         empty = {field.name: from_arrow(empty_array(field.type)) for field in schema}
-        self._values = {name: column.values for name, column in empty.items()}
+        narrow = [name for name, column in empty.items() if _is_narrow(column)]
+        self._narrow = narrow if len(narrow) > 1 else []
+        self._values = {n: c.values for n, c in empty.items() if n not in self._narrow}
+        fields = [(n, empty[n].values.dtype, empty[n].values.shape[1:]) for n in self._narrow]
+        self._packed = np.empty(0, np.dtype(fields, align=True))
+        self._names = schema.names
         self._valid: dict[str, NDArray[np.bool_]] = {}
 
     def reserve(self, capacity: int) -> None:
-        """Grow every column by copying, with room to spare: memory is touched only where used."""
+        """Grow by copying, with room to spare: memory is touched only where used."""
         if capacity <= self.capacity:
             return
         capacity += capacity // 4
         self._values = {name: _grown(a, capacity) for name, a in self._values.items()}
+        self._packed = _grown(self._packed, capacity)
         self._valid = {name: _grown(a, capacity) for name, a in self._valid.items()}
         self.capacity = capacity
 
     def put(self, targets: Ints, rows: Rows) -> None:
-        """Scatter the rows to their places, column by column."""
+        """Scatter the rows to their places."""
         index = rows.index
         if index is not None and rows.errors:
             targets, index = targets[index >= 0], index[index >= 0]
         if not len(targets):
             return
-        for i, name in enumerate(rows.batch.schema.names):
+        where = _places(targets)
+        packed = self._packed[where] if isinstance(where, slice) else None
+        if packed is None:
+            packed = np.empty(len(targets), self._packed.dtype)
+        for i, name in enumerate(self._names):
             column = from_arrow(rows.batch.column(i))
             if index is not None:
                 column = take(column, index)
-            self._values[name][targets] = column.values
+            if name in self._narrow:
+                packed[name] = column.values
+            else:
+                self._values[name][where] = column.values
             valid = self._valid.get(name)
             if column.valid is not None and valid is None:
                 valid = self._valid[name] = np.ones(self.capacity, np.bool_)
             if valid is not None:
-                valid[targets] = True if column.valid is None else column.valid
+                valid[where] = True if column.valid is None else column.valid
+        if self._narrow and not isinstance(where, slice):
+            self._packed[where] = packed
 
     def free(self, start: int, stop: int) -> None:
         """Let go of Python objects; numbers are overwritten by the next window."""
@@ -111,11 +133,30 @@ class ColumnPool:
                 pool[start:stop] = None
 
     def take(self, places: Ints) -> Columns:
-        """One `numpy.take` a column."""
-        return {
-            name: take(Column(values, self._valid.get(name)), places)
-            for name, values in self._values.items()
-        }
+        """One `numpy.take` a wide column, and one for all narrow ones."""
+        packed = np.take(self._packed, places) if self._narrow else self._packed
+        columns: Columns = {}
+        for name in self._names:
+            if name in self._narrow:
+                values = np.ascontiguousarray(packed[name])
+            else:
+                values = np.take(self._values[name], places, axis=0)
+            valid = self._valid.get(name)
+            columns[name] = Column(values, None if valid is None else valid[places])
+        return columns
+
+
+def _is_narrow(column: Column) -> bool:
+    values = column.values
+    return column.dense and values.itemsize * math.prod(values.shape[1:]) <= _NARROW_BYTES
+
+
+def _places(targets: Ints) -> slice | Ints:
+    """Successive places as a slice, which is filled by one copy."""
+    first, last = int(targets[0]), int(targets[-1])
+    if last - first + 1 == len(targets) and (targets[1:] > targets[:-1]).all():
+        return slice(first, last + 1)
+    return targets
 
 
 def _grown(array: NDArray[Any], capacity: int) -> NDArray[Any]:

@@ -396,7 +396,7 @@ class _Plan:
         looked_at = self.ranks[:_LOOKED_AT_RANKS]
         for steps in looked_at:
             schedule = Schedule(
-                self.order, self.stream.rows, steps, row_bytes=self.row_bytes, windows=False
+                self.order, self.stream.rows, steps, row_bytes=self.row_bytes, held="shares"
             )
             last = min(step + schedule.shares_per_block, len(steps))
             samples, _ = steps.samples(step, last)

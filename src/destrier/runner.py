@@ -20,7 +20,7 @@ from destrier.links.columns import delivered_columns
 from destrier.pipeline import Delivery, Epoch, Pipeline
 from destrier.plan import Shares, Steps
 from destrier.read import Reader
-from destrier.schedule import BLOCK_BYTES, Schedule, open_rows
+from destrier.schedule import BLOCK_BYTES, Held, Schedule, open_rows
 from destrier.stream import Stream
 from destrier.topology import ONLY_WORKER, Topology, Worker
 
@@ -37,6 +37,8 @@ DEFAULT_PREFETCH_BYTES = 768 << 20
 _EPOCHS = 1 << 32
 _LOOKED_AT = 1 << 21  # samples
 _SAMPLED_RUNS, _SAMPLED_ROWS = 4, 16
+_OFFSET_BYTES = 8  # beside each row that is held
+_MOSTLY = 4
 _OBJECT_BYTES = 80  # of a Python object beside its content
 
 
@@ -156,8 +158,12 @@ class Runner:
         row_bytes = measured_row_bytes(work.stream, work.reader)
         self.row_bytes = row_bytes
         held = int(work.open_rows * row_bytes)
-        self.windows = windows_fit(held, work.prefetch_bytes)
-        if not self.windows:
+        self.held: Held = "windows"
+        everything = int(work.stream.count * (row_bytes + _OFFSET_BYTES))
+        if work.columnar and everything <= work.prefetch_bytes // 2 and _mostly_own(work):
+            self.held, held = "all", everything
+        elif not windows_fit(held, work.prefetch_bytes):
+            self.held = "shares"
             warnings.warn(
                 f"the open windows of the shuffle take about {held >> 20} MiB in this process, "
                 f"more than fit prefetch_bytes={work.prefetch_bytes} "
@@ -230,12 +236,17 @@ class Runner:
             counter,
             row_bytes=self.row_bytes,
             block_bytes=self._block_bytes,
-            windows=self.windows,
+            held=self.held,
         )
 
 
+def _mostly_own(work: Work) -> bool:
+    """Whether this process delivers so much of an epoch that it may as well read all of it."""
+    return work.shares(0).rows_left * _MOSTLY >= work.stream.count
+
+
 def _epochs(
-    work: Work, epoch: int, counter: int, *, row_bytes: float, block_bytes: int, windows: bool
+    work: Work, epoch: int, counter: int, *, row_bytes: float, block_bytes: int, held: Held
 ) -> Iterator[Epoch]:
     for number in range(epoch, _EPOCHS):
         schedule = Schedule(
@@ -243,7 +254,8 @@ def _epochs(
             work.stream.rows,
             work.shares(counter),
             row_bytes=row_bytes,
-            windows=windows,
+            held=held,
+            loaded=number > epoch,
             block_bytes=block_bytes,
         )
         yield Epoch(number, schedule, work.stream.count if work.padded else None)

@@ -5,6 +5,9 @@ long time. So a window is read as a whole, when it is first needed, into a slot 
 stays until the order has passed it. A window lies in its slot in the order of its places, so that
 the place of a sample in the pool is a product and a sum.
 
+Where all rows of the selection fit, they are read once, in table order, which is many times
+cheaper than in any other, and stay: the place of a sample is then its position.
+
 Without windows, or where their rows do not fit the memory, the rows of the next shares are read
 and dropped after them.
 """
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 
@@ -21,7 +25,10 @@ from destrier.order import Order
 from destrier.plan import Shares
 from destrier.selection import RowList
 
-__all__ = ["BLOCK_BYTES", "Block", "Schedule", "open_rows"]
+__all__ = ["BLOCK_BYTES", "Block", "Held", "Schedule", "open_rows"]
+
+Held: TypeAlias = Literal["all", "windows", "shares"]
+"""What stays in memory: all rows, those of open windows, or just those of the next shares."""
 
 _BLOCK_ROWS = 1 << 18
 BLOCK_BYTES = 8 << 20
@@ -61,7 +68,8 @@ class Schedule:
         rows: From position to row offset.
         shares: Which samples are delivered, in shares.
         row_bytes: Bytes of a row in memory, about.
-        windows: Whether windows are held in a pool.
+        held: What stays in memory.
+        loaded: Whether all rows are there already, from the epoch before.
         block_bytes: Bytes that are read together, about, unless one share is more.
     """
 
@@ -72,28 +80,57 @@ class Schedule:
         shares: Shares,
         *,
         row_bytes: float,
-        windows: bool,
+        held: Held,
+        loaded: bool = False,
         block_bytes: int = BLOCK_BYTES,
     ) -> None:
         self.order = order
         self.rows = rows
         self.shares = shares
-        self.pooled = windows and order.windowed
+        self.held: Held = "shares" if held == "windows" and not order.windowed else held
+        self._loaded = loaded
         self._most_rows = max(1, min(_BLOCK_ROWS, int(block_bytes / row_bytes)))
-        self.shares_per_block = max(1, self._most_rows // max(1, shares.largest))
+        planned = _BLOCK_ROWS if held == "all" else self._most_rows
+        self.shares_per_block = max(1, planned // max(1, shares.largest))
 
     def __iter__(self) -> Iterator[Block]:
-        if not self.pooled:
+        if self.held == "shares":
             for first in range(0, len(self.shares), self.shares_per_block):
                 yield self._direct(first, first + self.shares_per_block)
             return
-        # The first shares are read by themselves, so that none waits until its windows are full.
-        start = min(_DIRECT_SHARES, len(self.shares))
-        yield self._direct(0, start)
+        start = 0
+        if not self._loaded:
+            # The first shares are read by themselves: they need not wait for all that is held.
+            start = min(_DIRECT_SHARES, len(self.shares))
+            yield self._direct(0, start)
+        if self.held == "all":
+            yield from self._all(start)
+            return
         windows = _Windows(self.order, self.rows)
         for first in range(start, len(self.shares), self.shares_per_block):
             last = min(first + self.shares_per_block, len(self.shares))
             yield from windows.blocks(first, *self.shares.samples(first, last), self._most_rows)
+
+    def _all(self, start: int) -> Iterator[Block]:
+        none, n = np.empty(0, np.int64), self.order.n
+        for first in range(0, 0 if self._loaded else n, self._most_rows):
+            positions = np.arange(first, min(first + self._most_rows, n))
+            offsets = self.rows.offsets(positions)
+            yield Block(offsets, positions, [], n, start, none, np.zeros(1, np.int64), none)
+        windows = _Windows(self.order, _Positions()) if self.order.windowed else None
+        index = none  # from the place in a window's slot to the position
+        for first in range(start, len(self.shares), self.shares_per_block):
+            last = min(first + self.shares_per_block, len(self.shares))
+            samples, bounds = self.shares.samples(first, last)
+            if windows is None:
+                places = self.order.rows(samples % n)
+            else:
+                for block in windows.blocks(first, samples, bounds, _BLOCK_ROWS):
+                    grown = max(0, block.capacity - len(index))
+                    index = np.concatenate([index, np.empty(grown, np.int64)])
+                    index[block.targets] = block.offsets
+                    places = index[block.places]
+            yield Block(none, none, [], n, first, samples, bounds, places)
 
     def _direct(self, first: int, last: int) -> Block:
         samples, bounds = self.shares.samples(first, min(last, len(self.shares)))
@@ -101,10 +138,24 @@ class Schedule:
         return Block(offsets, None, [], 0, first, samples, bounds, np.arange(len(samples)))
 
 
+class _Offsets(Protocol):
+    def offsets(self, positions: Ints) -> Ints:
+        """From positions to row offsets."""
+        ...
+
+
+class _Positions:
+    """Positions as they are."""
+
+    def offsets(self, positions: Ints) -> Ints:
+        """The same."""
+        return positions
+
+
 class _Windows:
     """Which windows are open, and in which slot of the pool each lies."""
 
-    def __init__(self, order: Order, rows: RowList) -> None:
+    def __init__(self, order: Order, rows: _Offsets) -> None:
         self.order = order
         self.rows = rows
         self._slots: dict[int, int] = {}
