@@ -200,7 +200,8 @@ def _natural(column: pa.Field) -> tuple[str, Encoder]:
         return ("json" if declared == "application/json" else "txt"), _texts
     if _is_bytes(kind):
         return _extension(declared), _plain
-    if was_array and (_is_number(kind) or pa.types.is_boolean(kind)):
+    # an integer that 64 signed bits cannot hold is not read from text again
+    if pa.types.is_uint64(kind) or (was_array and (_is_number(kind) or pa.types.is_boolean(kind))):
         return "npy", _scalars
     if pa.types.is_integer(kind):
         return "cls", _integers
