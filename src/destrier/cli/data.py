@@ -55,13 +55,15 @@ def add_commands(commands: Any) -> None:
     _add_storage(command, "--destination-option", "of the store that is written to")
     command.set_defaults(run=_export)
 
-    command = add(commands, "verify", "compare a dataset with a table, value by value")
-    _add_ends(command, "the dataset", "the table")
-    command.add_argument("--format", choices=("auto", *FORMATS), default="auto", help="of SRC")
+    command = add(commands, "verify", "compare a dataset with a table, or a table with its export")
+    _add_ends(command, "the dataset, or the table that was exported", "the table, or its export")
     command.add_argument(
-        "--columns", type=names, metavar="NAME,...", help="those of SRC that the table has"
+        "--format", choices=("auto", *FORMATS), default="auto", help="of the dataset"
     )
-    command.add_argument("--filter", metavar="SQL", help="the rows of SRC that the table has")
+    command.add_argument(
+        "--columns", type=names, metavar="NAME,...", help="those of SRC that DST has"
+    )
+    command.add_argument("--filter", metavar="SQL", help="the rows of SRC that DST has")
     command.add_argument(
         "--limit", type=whole, default=10, metavar="N", help="differences to show (10)"
     )
