@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import lance
 import numpy as np
@@ -61,7 +62,7 @@ def everything() -> dict[str, pa.Array]:
     }
 
 
-LACKS = {
+LACKS: dict[str, set[str]] = {
     "litdata": {"huge", "money"},
     "mds": {"flag", "words", "nested", "struct"},
     "parquet": set(),
@@ -90,7 +91,7 @@ def test_an_export_is_equal_to_its_table(
     table = write(held(columns, format), tmp_path / "t.lance")
     destrier.export(table, tmp_path / "out", format=format, num_workers=0)
     found = destrier.verify(table, tmp_path / "out", num_workers=0)
-    assert found == destrier.verification.Verified(ROWS, True, 0, ())  # type: ignore[attr-defined]
+    assert found == destrier.verification.Verified(ROWS, True, 0, ())
 
 
 def changed(columns: dict[str, pa.Array], name: str, row: int) -> dict[str, pa.Array]:
@@ -136,7 +137,7 @@ def test_rows_and_columns_of_an_export(
 ) -> None:
     kept = ["small", "text", "fixed", *({"money"} - LACKS[format])]
     table = write({**held(columns, format), "more": columns["small"]}, tmp_path / "t.lance")
-    one = {"filter": "small % 2 = 0", "num_workers": 0}
+    one: dict[str, Any] = {"filter": "small % 2 = 0", "num_workers": 0}
     destrier.export(table, tmp_path / "out", format=format, columns=kept, **one)
     assert destrier.verify(table, tmp_path / "out", columns=kept, **one).equal
     lacking = destrier.verify(table, tmp_path / "out", columns=[*kept, "more"], **one)
@@ -157,13 +158,12 @@ def test_options_of_the_export_tell_how_it_is_read(tmp_path: Path) -> None:
     names = pa.array(["b", "a"])
     lists = pa.array([["x", None], None], pa.list_(pa.string()))
     table = write({"ids": tokens, "name": names, "lists": lists}, tmp_path / "t.lance")
-    for number, (format, arguments) in enumerate(
-        [
-            ("litdata", {"columns": ["ids"], "tokens": "ids"}),
-            ("litdata", {"json": ["ids", "lists"]}),
-            ("webdataset", {"key_column": "name"}),
-        ]
-    ):
+    cases: list[tuple[str, dict[str, Any]]] = [
+        ("litdata", {"columns": ["ids"], "tokens": "ids"}),
+        ("litdata", {"json": ["ids", "lists"]}),
+        ("webdataset", {"key_column": "name"}),
+    ]
+    for number, (format, arguments) in enumerate(cases):
         arguments["num_workers"] = 0
         destrier.export(table, tmp_path / f"{number}", format=format, **arguments)
         assert destrier.verify(table, tmp_path / f"{number}", **arguments).equal, arguments
