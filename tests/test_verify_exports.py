@@ -193,3 +193,6 @@ def test_two_tables_are_no_dataset(tmp_path: Path) -> None:
         destrier.verify(lance.dataset(table), table)
     with pytest.raises(destrier.SourceError, match="nothing that can be converted"):
         destrier.verify(table, tmp_path / "nowhere")
+    destrier.export(table, tmp_path / "out", format="mds", num_workers=0)
+    with pytest.raises(destrier.ArgumentError, match="a db:// table"):
+        destrier.verify(tmp_path / "out", "db://company/table")

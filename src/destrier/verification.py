@@ -165,7 +165,7 @@ def _is_table(place: TableLike, options: Mapping[str, str] | None) -> bool:
         return True
     try:
         return Store(place, options).is_folder("_versions")
-    except SourceError:
+    except (ArgumentError, SourceError):
         return False  # opening it says what is wrong
 
 
