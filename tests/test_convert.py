@@ -224,7 +224,7 @@ def test_verify_finds_every_kind_of_difference(exported: dict[str, str], tmp_pat
     answer = found(good.slice(1))
     assert (
         str(answer.differences[0])
-        == f"rows: {ROWS} rows in the source, {ROWS - 1} rows in the table"
+        == f"rows: {ROWS} rows in the dataset, {ROWS - 1} rows in the table"
     )
     values = good["value"].to_pylist()
     values[7], values[201] = -values[7], None
@@ -243,7 +243,7 @@ def test_verify_finds_every_kind_of_difference(exported: dict[str, str], tmp_pat
     more = found(good.append_column("more", good["id"]))
     assert (more.differences[0].column, more.differences[0].source) == ("more", "no such column")
     retyped = found(good.set_column(0, "id", good["id"].cast(pa.int32())))
-    assert str(retyped.differences[0]) == "column 'id': int64 in the source, int32 in the table"
+    assert str(retyped.differences[0]) == "column 'id': int64 in the dataset, int32 in the table"
 
 
 def test_verify_some_columns_and_rows(exported: dict[str, str], tmp_path: Path) -> None:
@@ -307,7 +307,7 @@ def test_the_commands(table: str, tmp_path: Path, capsys: pytest.CaptureFixture[
         assert main(["verify", mds, uri, *one]) == 0
         assert capsys.readouterr().out == "equal: 100 rows\n"
     assert main(["verify", mds, table, *one]) == 1
-    assert "100 rows in the source, 300 rows in the table" in capsys.readouterr().out
+    assert "100 rows in the dataset, 300 rows in the table" in capsys.readouterr().out
     os.rename(mds, f"{mds}2")
     assert main(["relink", linked, mds, f"{mds}2"]) == 0
     assert "100 links changed" in capsys.readouterr().out

@@ -320,6 +320,34 @@ def test_a_digest_sees_the_classes_of_the_functions_module() -> None:
     assert len({digest(1, 2), digest(1, 3), digest(2, 2)}) == 3
 
 
+CALLABLE = """
+class Scale:
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __call__(self, number):
+        return {{"n": scaled(number, self.factor)}}
+
+def scaled(number, factor):
+    return number * factor + {added}
+"""
+
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_a_digest_sees_the_class_of_an_object_that_is_called(
+    partial: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def digest(factor: int, added: int) -> str:
+        module = types.ModuleType("imported_callable")
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        exec(CALLABLE.format(added=added), module.__dict__)
+        fn = module.Scale(factor)
+        return fingerprint(functools.partial(fn, 1) if partial else fn, [1, 2])
+
+    assert digest(1, 2) == digest(1, 2)
+    assert len({digest(1, 2), digest(1, 3), digest(2, 2)}) == 3
+
+
 def test_a_digest_takes_tensors_by_value() -> None:
     def closure(value: Any) -> Any:
         return lambda _: value

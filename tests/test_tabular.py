@@ -705,6 +705,32 @@ def test_hub_uris(tmp_path: Path) -> None:
             registry["hf"] = known
 
 
+@pytest.mark.parametrize("null", [2, 5])
+@pytest.mark.parametrize("kind", ["list", "large", "fixed", "map", "struct", "nested"])
+def test_text_that_is_no_utf8_in_lists_names_its_row(kind: str, null: int) -> None:
+    texts = pa.array([b"ab"] * 10 + [b"\xff"] + [b"ab"] * 7, pa.binary()).view(pa.string())
+    offsets = pa.array(range(0, 20, 2), pa.int32())
+    mask = pa.array([row == null for row in range(9)])
+    made: pa.Array
+    if kind == "fixed":
+        made = pa.FixedSizeListArray.from_arrays(texts, 2, mask=mask)
+    elif kind == "map":
+        made = pa.MapArray.from_arrays(offsets, pa.array(range(18)), texts)
+    elif kind == "large":
+        made = pa.LargeListArray.from_arrays(offsets.cast(pa.int64()), texts, mask=mask)
+    else:
+        made = pa.ListArray.from_arrays(offsets, texts, mask=mask)
+    if kind == "struct":
+        made = pa.StructArray.from_arrays([made], ["x"])
+    if kind == "nested":
+        made = pa.ListArray.from_arrays(pa.array(range(10), pa.int32()), made)
+    for first in (0, 3):
+        batch = pa.record_batch([made.slice(first)], names=["c"])
+        with pytest.raises(SourceError, match=r"row 105, column 'c': .*UTF8") as caught:
+            batches_module.checked(batch, "file", 100 + first)
+        assert caught.value.row == 105
+
+
 # --- export
 
 

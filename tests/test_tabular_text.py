@@ -464,6 +464,22 @@ def test_jsonl_in_units_of_lines(tmp_path: Path) -> None:
     assert table(source(tmp_path / "b.ndjson")).to_pylist() == frame.to_dicts()
 
 
+@pytest.mark.usefixtures("small")
+def test_a_byte_order_mark_only_begins_a_file(tmp_path: Path) -> None:
+    lines = [f'{{"n": {i}}}'.ljust(31) + "\n" for i in range(40)]
+    file = tmp_path / "a.jsonl"
+    ends = set()
+    for row in (0, 1, 4, 16, 37):
+        marked = [*lines[:row], "\ufeff" + lines[row], *lines[row + 1 :]]
+        file.write_text("\ufeff" + "".join(marked))
+        with pytest.raises(SourceError, match=rf"a\.jsonl, row {row}\b") as caught:
+            table(source(file))
+        assert caught.value.row == row
+        ends.add(row)
+    file.write_text("\ufeff" + "".join(lines))
+    assert table(source(file))["n"].to_pylist() == list(range(40))
+
+
 # --- where rows come from
 
 

@@ -703,6 +703,13 @@ def test_damage_is_an_error_or_no_difference(
         assert found.equals(right)
 
 
+def test_integers_beyond_64_signed_bits_come_back(tmp_path: Path) -> None:
+    huge = pa.array([0, 2**63, None, 2**64 - 1], pa.uint64())
+    out = export(pa.table({"huge": huge, "n": [1, 2, 3, 4]}), tmp_path / "out")
+    back = convert(out)["huge_npy"]
+    assert (back.type, back.to_pylist()) == (pa.uint64(), huge.to_pylist())
+
+
 def test_exports_restore_a_table(tmp_path: Path) -> None:
     table = convert(make(tmp_path / "a.tar", [m for m in SAMPLES if not m[0].startswith(".")]))
     out = export(table, tmp_path / "out")

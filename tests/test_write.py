@@ -15,6 +15,7 @@ from typing import Any
 import lance
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from destrier import (
@@ -29,6 +30,8 @@ from destrier import (
     TableError,
     WorkerError,
     WriteError,
+    convert,
+    verify,
 )
 from destrier.writing.write import write_table
 from sources import Numbers, rows
@@ -701,16 +704,27 @@ def test_places_that_are_no_place(uri: str) -> None:
 
 
 def test_column_names_that_collide(tmp_path: Path) -> None:
-    class Colliding(Numbers):
-        @property
-        def schema(self) -> pa.Schema:
-            return pa.schema([("tokens", pa.list_(pa.int32())), ("tokens_count", pa.int8())])
+    data = pa.table({"source_row": [1], "n": [2]})
+    pq.write_table(data, tmp_path / "p.parquet")
+    with pytest.raises(ColumnError, match="two columns 'source_row'"):
+        convert(tmp_path / "p.parquet", tmp_path / "t.lance", provenance=True, num_workers=0)
 
-        def read(self, unit: Any, schema: Any) -> Any:  # noqa: ARG002
-            yield pa.RecordBatch.from_pylist([], schema=self.schema)
 
-    with pytest.raises(ColumnError, match="two columns 'tokens_count'"):
-        write_table(Colliding(length=0), tmp_path / "t.lance", num_workers=0)
+def test_a_column_named_like_a_count_keeps_its_name(tmp_path: Path) -> None:
+    tokens = pa.array([[1, 2], [3]], pa.list_(pa.int32()))
+    data = pa.table({"x": tokens, "x_count": pa.array([7, 8]), "y": tokens})
+    pq.write_table(data, tmp_path / "p.parquet")
+    uri = tmp_path / "t.lance"
+    for mode in ("create", "append"):
+        convert(tmp_path / "p.parquet", uri, mode=mode, num_workers=0)
+        if mode == "create":
+            assert verify(tmp_path / "p.parquet", uri, num_workers=0).equal
+    assert read(uri).schema.names == ["x", "x_count", "y", "y_count"]
+    assert read(uri)["x_count"].to_pylist() == [7, 8, 7, 8]
+    assert read(uri)["y_count"].to_pylist() == [2, 1, 2, 1]
+    pq.write_table(data.drop_columns("x_count"), tmp_path / "p.parquet")
+    with pytest.raises(SchemaError, match=r"has a column 'x_count' .*which the input lacks"):
+        convert(tmp_path / "p.parquet", uri, mode="append", num_workers=0)
 
 
 def test_no_rows_make_an_empty_table(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from destrier.writing.source import BATCH_BYTES
 if TYPE_CHECKING:
     from destrier.table import TableLike
 
-__all__ = ["Exported", "export"]
+__all__ = ["Exported", "export", "exported_columns", "exported_schema"]
 
 _RANGE_BYTES = 64 << 20
 _BATCH_ROWS = 65_536
@@ -90,9 +90,9 @@ def export(
     sink = open_sink(format, options)
     opened = open_table(table, storage_options=storage_options)
     rows, opened = _rows(opened, filter, permutation)
-    names = _columns(opened) if columns is None else list(columns)
+    names = exported_columns(opened) if columns is None else list(columns)
     opened.check_columns(names)
-    sink.check(_schema(opened, names))
+    sink.check(exported_schema(opened, names))
     target = Store(dst, destination_options)
     size = max(1, min(len(rows), int(_RANGE_BYTES // max(opened.row_bytes, 1.0))))
     starts = range(0, len(rows), size)
@@ -146,7 +146,8 @@ def _rows(table: Table, filter: str | None, permutation: Any) -> tuple[RowList, 
     return rows, table
 
 
-def _columns(table: Table) -> list[str]:
+def exported_columns(table: Table) -> list[str]:
+    """All columns but those that the writer made: counts, and the addresses of links."""
     companions = {(field.metadata or {}).get(LINK_KEY, b"").decode() for field in table.schema}
     return [
         field.name
@@ -155,8 +156,8 @@ def _columns(table: Table) -> list[str]:
     ]
 
 
-def _schema(table: Table, names: Sequence[str]) -> pa.Schema:
-    """As the sink gets it: blobs are bytes, and nothing says how Lance keeps a column."""
+def exported_schema(table: Table, names: Sequence[str]) -> pa.Schema:
+    """As a sink gets it: blobs are bytes, and nothing says how Lance keeps a column."""
     read = Reader(table, list(names)).schema
     fields = []
     for field in (read.field(name) for name in names):
@@ -196,7 +197,7 @@ class _Export:
 
     def _batches(self, start: int, stop: int, note: Note) -> Iterator[pa.RecordBatch]:
         reader = Reader(self.table, self.names)
-        schema = _schema(self.table, self.names)
+        schema = exported_schema(self.table, self.names)
         step = max(1, min(_BATCH_ROWS, int(BATCH_BYTES // max(self.table.row_bytes, 1.0))))
         for first in range(start, stop, step):
             positions = np.arange(first, min(first + step, stop))

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from destrier.files import Store
 
-__all__ = ["Sink"]
+__all__ = ["Back", "Sink"]
+
+
+@dataclass(frozen=True)
+class Back:
+    """How an export is read again, to compare it with its table.
+
+    Attributes:
+        names: For each column of the table that the export has, what it is called there.
+        options: With which the format's ``open_source`` gives types that hold the table's values.
+    """
+
+    names: Mapping[str, str]
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Sink(ABC):
@@ -29,6 +43,10 @@ class Sink(ABC):
         Raises:
             ColumnError: Naming each column that it cannot hold, and why.
         """
+
+    def back(self, schema: pa.Schema) -> Back:
+        """How an export of these columns is read again."""
+        return Back({name: name for name in schema.names})
 
     @abstractmethod
     def write(self, store: Store, number: int, batches: Iterator[pa.RecordBatch]) -> Any:

@@ -5,18 +5,24 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
+from destrier.agreement import agreed, brought, wide
 from destrier.compare import differing
-from destrier.errors import ColumnError, SourceError
+from destrier.errors import ArgumentError, ColumnError, SourceError
+from destrier.exporting import exported_columns, exported_schema
 from destrier.files import Store
-from destrier.formats import open_source
+from destrier.formats import detect, open_sink, open_source
+from destrier.keyed import Ints
 from destrier.links.columns import companion, companions
 from destrier.links.crcs import CRC, crcs_of
 from destrier.read import Reader
+from destrier.selection import RangeRows, RowList, select_rows
+from destrier.sink import Back
 from destrier.table import Table, open_table
 from destrier.writing.crew import Crew, Note
 from destrier.writing.filtering import RowFilter
@@ -39,7 +45,7 @@ class Difference:
     Attributes:
         row: Row of the table, or None if it is the whole.
         column: The column, or None if it is all of them.
-        source: What the source has there, shortened.
+        source: What the dataset has there, shortened.
         table: What the table has there, shortened.
     """
 
@@ -52,7 +58,7 @@ class Difference:
         where = "rows" if self.column is None else f"column {self.column!r}"
         if self.row is not None:
             where = f"row {self.row}, {where}"
-        return f"{where}: {self.source} in the source, {self.table} in the table"
+        return f"{where}: {self.source} in the dataset, {self.table} in the table"
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,7 @@ class Verified:
 
 
 def verify(
-    src: str | os.PathLike[str],
+    src: TableLike,
     dst: TableLike,
     *,
     format: str = "auto",
@@ -85,22 +91,24 @@ def verify(
     source_options: Mapping[str, str] | None = None,
     **options: Any,
 ) -> Verified:
-    """Compare a dataset with a table: the number of rows, then every row and value.
+    """Compare what was made with what it was made of: the number of rows, then every value.
 
     It proves a conversion, a link (whose files are read through the table) and an export alike.
+    The types of a conversion have to be the same, too. An export may have those that its format
+    needs, such as 64 bits for all integers, as long as each value is that of the table.
 
     Args:
-        src: The dataset, as for `convert`.
+        src: The dataset, as for `convert`; or the table that was exported.
         dst: The table. Columns that only it has are compared to nothing if the writer made them
-            (counts, links, provenance), else they are a difference.
-        format: As for `convert`.
-        columns: The columns of the dataset that the table should have; None is all of them.
-        filter: The rows of the dataset that the table should have, in Lance's SQL.
+            (counts, links, provenance), else they are a difference. Or the export of a table.
+        format: Of the dataset or export, as for `convert`.
+        columns: The columns of ``src`` that ``dst`` should have; None is all of them.
+        filter: The rows of ``src`` that ``dst`` should have, in Lance's SQL.
         num_workers: Processes; None is one a processor, 0 works in this process.
         limit: Number of differences to describe.
         storage_options: Of the table.
         source_options: Of the dataset's store.
-        options: Those of the format, as they were given to `convert`.
+        options: Those of the format, as they were given to `convert` or `export`.
 
     Raises:
         SourceError: If the dataset is damaged.
@@ -110,29 +118,39 @@ def verify(
         >>> destrier.verify("data/chunks", "data/digits.lance").equal  # doctest: +SKIP
         True
     """
-    source = open_source(
-        Store(src, source_options),
-        format,
-        columns=None if filter is not None else columns,
-        options=options,
-    )
-    table = open_table(dst, storage_options=storage_options)
+    if not _is_table(dst, storage_options) and _is_table(src, storage_options):
+        table = open_table(src, storage_options=storage_options)
+        rows = select_rows(table, filter)
+        filter = None
+        names = exported_columns(table) if columns is None else list(columns)
+        table.check_columns(names)
+        exported = exported_schema(table, names)
+        source, back = _open_export(Store(_path(dst), source_options), format, exported, options)
+        pair = partial(_exported, table=exported, back=back)
+    else:
+        source = open_source(
+            Store(_path(src), source_options),
+            format,
+            columns=None if filter is not None else columns,
+            options=options,
+        )
+        table = open_table(dst, storage_options=storage_options)
+        rows = RangeRows(table.num_rows)
+        pair = partial(_copied, table=table.schema, names=columns)
     rest = source.rest(Measure(1, 1, 1.0))
     shards = [source.first(), *(shard for shard in rest if shard is not None)]
-    schema = _schema(source, shards)
+    reading = _Reading(source, _schema(source, shards), filter)
     num_workers = Crew.size_for(num_workers, len(shards))
     with progress("verifying", source.total_rows) as note:
-        counts = _counts(_Reading(source, schema, filter), shards, num_workers)
+        counts = _counts(reading, shards, num_workers)
         starts = np.concatenate([[0], np.cumsum(counts)]).tolist()
-        if starts[-1] != table.num_rows:
-            different = Difference(None, None, f"{starts[-1]} rows", f"{table.num_rows} rows")
+        if starts[-1] != len(rows):
+            different = Difference(None, None, f"{starts[-1]} rows", f"{len(rows)} rows")
             return Verified(0, False, 1, (different,))
-        names = list(schema.names) if columns is None else list(columns)
-        kinds = list(_kinds(schema, names, table.schema))
-        wrong = {difference.column for difference in kinds}
-        job = _Compare(
-            _Reading(source, schema, filter), table, [n for n in names if n not in wrong], limit
-        )
+        pairs = list(pair(reading.schema))
+        kinds = [each for each in pairs if isinstance(each, Difference)]
+        compared = [each for each in pairs if isinstance(each, _Column)]
+        job = _Compare(reading, table, rows, compared, limit)
         found: dict[int, tuple[int, list[Difference]]] = {}
         tasks = list(zip(shards, starts[:-1], strict=True))
         with Crew(job, num_workers, on_note=note) as crew:
@@ -140,6 +158,33 @@ def verify(
     count = len(kinds) + sum(differing for differing, _ in found.values())
     listed = [*kinds, *(each for number in sorted(found) for each in found[number][1])]
     return Verified(starts[-1], not count, count, tuple(listed[:limit]))
+
+
+def _is_table(place: TableLike, options: Mapping[str, str] | None) -> bool:
+    if not isinstance(place, str | os.PathLike):
+        return True
+    try:
+        return Store(place, options).is_folder("_versions")
+    except (ArgumentError, SourceError):
+        return False  # opening it says what is wrong
+
+
+def _path(place: TableLike) -> str | os.PathLike[str]:
+    if not isinstance(place, str | os.PathLike):
+        raise ArgumentError("two tables were given to compare, and no dataset: pass its path")
+    return place
+
+
+def _open_export(
+    store: Store, format: str, schema: pa.Schema, options: Mapping[str, Any]
+) -> tuple[Source, Back]:
+    if format == "auto":
+        format = detect(store)
+    back = open_sink(format, options).back(schema)
+    try:
+        return open_source(store, format, options=back.options), back
+    except (ArgumentError, ColumnError):  # it lacks a column, or has another kind of values
+        return open_source(store, format), back
 
 
 def _schema(source: Source, shards: list[Shard]) -> pa.Schema:
@@ -153,8 +198,20 @@ def _schema(source: Source, shards: list[Shard]) -> pa.Schema:
     raise SourceError(f"{source.shown} has no rows to compare")
 
 
-def _kinds(schema: pa.Schema, names: list[str], table: pa.Schema) -> Iterator[Difference]:
-    """Columns that one side lacks, or has of another type."""
+@dataclass(frozen=True)
+class _Column:
+    """A column to compare: what it is called on both sides, and the type to compare it in."""
+
+    source: str
+    table: str
+    kind: pa.DataType
+
+
+def _copied(
+    schema: pa.Schema, *, table: pa.Schema, names: Sequence[str] | None
+) -> Iterator[_Column | Difference]:
+    """The columns of a copy, and those that one side lacks, or has of another type."""
+    names = schema.names if names is None else names
     for name in names:
         if name not in schema.names:
             raise ColumnError(
@@ -165,7 +222,9 @@ def _kinds(schema: pa.Schema, names: list[str], table: pa.Schema) -> Iterator[Di
             yield Difference(None, name, str(kind), "no such column")
             continue
         stored = pa.large_binary() if is_blob(table.field(name)) else table.field(name).type
-        if _wide(kind) != _wide(stored):
+        if wide(kind) == wide(stored):
+            yield _Column(name, name, kind if kind == stored else wide(kind))
+        else:
             yield Difference(None, name, str(kind), str(stored))
     beside = companions(table)
     for field in table:
@@ -173,6 +232,23 @@ def _kinds(schema: pa.Schema, names: list[str], table: pa.Schema) -> Iterator[Di
         made = COUNT_KEY in metadata or b"destrier:origin" in metadata
         if field.name not in names and not made and field.name not in beside:
             yield Difference(None, field.name, "no such column", str(field.type))
+
+
+def _exported(schema: pa.Schema, *, table: pa.Schema, back: Back) -> Iterator[_Column | Difference]:
+    """The columns of an export, and those that one side lacks, or has of another type."""
+    for field in table:
+        name = back.names.get(field.name)
+        if name is None or name not in schema.names:
+            yield Difference(None, field.name, "no such column", str(field.type))
+            continue
+        kind = agreed(schema.field(name), field)
+        if kind is None:
+            yield Difference(None, field.name, str(schema.field(name).type), str(field.type))
+        else:
+            yield _Column(name, field.name, kind)
+    for field in schema:
+        if field.name not in back.names.values():
+            yield Difference(None, field.name, str(field.type), "no such column")
 
 
 def _counts(reading: _Reading, shards: list[Shard], num_workers: int | None) -> list[int]:
@@ -214,51 +290,46 @@ class _Count:
 class _Compare:
     reading: _Reading
     table: Table
-    columns: list[str]
+    rows: RowList
+    columns: list[_Column]
     limit: int
 
     def __call__(self, task: tuple[Shard, int], note: Note) -> tuple[int, list[Difference]]:
-        """Compare a shard with the rows of the table from a row on."""
+        """Compare a shard with the rows of the table from the one of a number on."""
         shard, row = task
         count = 0
         shown: list[Difference] = []
-        reader = Reader(self.table, self.columns)
+        reader = Reader(self.table, [column.table for column in self.columns])
         crcs = {name: Reader(self.table, [beside]) for name, beside in self._with_crcs()}
         for batch in self.reading.batches(shard):
             for start, part in _pieces(batch) if self.columns else ():
-                offsets = np.arange(row + start, row + start + part.num_rows)
+                offsets = self.rows.offsets(np.arange(row + start, row + start + part.num_rows))
                 rows = reader.read(offsets).batch
-                for name in self.columns:
-                    count += self._values(name, part, rows, row + start, shown)
+                for column in self.columns:
+                    one, other = part.column(column.source), rows.column(column.table)
+                    one, other = brought(one, column.kind), brought(other, column.kind)
+                    places = np.flatnonzero(differing(one, other))
+                    count += len(places)
+                    shown.extend(
+                        Difference(
+                            int(offsets[place]),
+                            column.table,
+                            _show(one[place]),
+                            _show(other[place]),
+                        )
+                        for place in places[: self.limit].tolist()
+                    )
                 for name, beside in crcs.items():
-                    count += self._crcs(name, rows, beside.read(offsets).batch, row + start, shown)
+                    count += self._crcs(name, rows, beside.read(offsets).batch, offsets, shown)
                 del shown[self.limit :]
             row += batch.num_rows
             note(batch.num_rows)
         return count, shown
 
-    def _values(
-        self,
-        name: str,
-        source: pa.RecordBatch,
-        table: pa.RecordBatch,
-        first: int,
-        shown: list[Difference],
-    ) -> int:
-        one, other = source.column(name), table.column(name)
-        if one.type != other.type:
-            one, other = one.cast(_wide(one.type)), other.cast(_wide(other.type))
-        places = np.flatnonzero(differing(one, other))
-        shown.extend(
-            Difference(first + place, name, _show(one[place]), _show(other[place]))
-            for place in places[: self.limit].tolist()
-        )
-        return len(places)
-
     def _with_crcs(self) -> Iterator[tuple[str, str]]:
         """The linked columns that were made with CRCs, and where these are."""
         schema = self.table.schema
-        for name in self.columns:
+        for name in (column.table for column in self.columns):
             beside = companion(schema, name)
             if beside is not None and schema.field(beside).type.get_field_index(CRC.name) >= 0:
                 yield name, beside
@@ -268,7 +339,7 @@ class _Compare:
         name: str,
         rows: pa.RecordBatch,
         recorded: pa.RecordBatch,
-        first: int,
+        offsets: Ints,
         shown: list[Difference],
     ) -> int:
         """Compare with what was read when it was linked: the source may have changed since."""
@@ -277,16 +348,14 @@ class _Compare:
         places = np.flatnonzero(differing(found, stored))
         shown.extend(
             Difference(
-                first + place, name, f"CRC {found[place]} now", f"CRC {stored[place]} when linked"
+                int(offsets[place]),
+                name,
+                f"CRC {found[place]} now",
+                f"CRC {stored[place]} when linked",
             )
             for place in places[: self.limit].tolist()
         )
         return len(places)
-
-
-def _wide(kind: pa.DataType) -> pa.DataType:
-    """Text and bytes with 64-bit offsets: other formats do not tell them from those with 32."""
-    return {pa.binary(): pa.large_binary(), pa.string(): pa.large_string()}.get(kind, kind)
 
 
 def _pieces(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "add",
-    "add_columns",
+    "add_choice",
     "add_filter",
     "add_json",
     "add_table",
@@ -30,7 +30,8 @@ def add(commands: Any, name: str, does: str) -> argparse.ArgumentParser:
 
 
 def add_table(command: argparse.ArgumentParser) -> None:
-    """Add the options that say how the table is opened."""
+    """Add the table, and the options that say how it is opened."""
+    command.add_argument("uri", metavar="URI", help="a Lance dataset")
     command.add_argument(
         "--table-version", type=version, metavar="VERSION", help="a number or a tag (the latest)"
     )
@@ -44,16 +45,17 @@ def add_table(command: argparse.ArgumentParser) -> None:
     )
 
 
-def add_filter(command: argparse.ArgumentParser) -> None:
-    """Add the option for rows."""
-    command.add_argument("--filter", metavar="SQL", help='rows to take, e.g. "label != 9"')
-
-
-def add_columns(command: argparse.ArgumentParser) -> None:
-    """Add the option for columns."""
+def add_choice(command: argparse.ArgumentParser, of: str = "") -> None:
+    """Add the options for rows and columns."""
+    add_filter(command, of)
     command.add_argument(
-        "--columns", type=names, metavar="NAME,...", help="columns to read (all of them)"
+        "--columns", type=names, metavar="NAME,...", help=f"columns{of} to take (all of them)"
     )
+
+
+def add_filter(command: argparse.ArgumentParser, of: str = "") -> None:
+    """Add the option for rows."""
+    command.add_argument("--filter", metavar="SQL", help=f'rows{of} to take, e.g. "label != 9"')
 
 
 def add_json(command: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import json
 from typing import Any
 
-from destrier.cli.arguments import add, names, storage_option, whole
+from destrier.cli.arguments import add, add_choice, add_json, storage_option, whole
 from destrier.cli.printing import print_json
 from destrier.errors import ArgumentError
 from destrier.formats import EXPORTS, FORMATS
@@ -47,7 +47,7 @@ def add_commands(commands: Any) -> None:
     command = add(commands, "export", "write a table as a dataset of another format")
     _add_ends(command, "the table", "a new or empty folder, or its URI")
     command.add_argument("--format", choices=EXPORTS, required=True, help="the other format")
-    _add_rows(command)
+    add_choice(command)
     command.add_argument("--permutation", metavar="URI", help="a list of rows in their order")
     command.add_argument("--part", metavar="NAME", help="of the permutation")
     _add_work(command)
@@ -55,13 +55,12 @@ def add_commands(commands: Any) -> None:
     _add_storage(command, "--destination-option", "of the store that is written to")
     command.set_defaults(run=_export)
 
-    command = add(commands, "verify", "compare a dataset with a table, value by value")
-    _add_ends(command, "the dataset", "the table")
-    command.add_argument("--format", choices=("auto", *FORMATS), default="auto", help="of SRC")
+    command = add(commands, "verify", "compare a dataset with a table, or a table with its export")
+    _add_ends(command, "the dataset, or the table that was exported", "the table, or its export")
     command.add_argument(
-        "--columns", type=names, metavar="NAME,...", help="those of SRC that the table has"
+        "--format", choices=("auto", *FORMATS), default="auto", help="of the dataset"
     )
-    command.add_argument("--filter", metavar="SQL", help="the rows of SRC that the table has")
+    add_choice(command, " of SRC")
     command.add_argument(
         "--limit", type=whole, default=10, metavar="N", help="differences to show (10)"
     )
@@ -78,7 +77,7 @@ def _add_ends(command: argparse.ArgumentParser, src: str, dst: str) -> None:
 
 def _add_writing(command: argparse.ArgumentParser) -> None:
     command.add_argument("--format", choices=("auto", *FORMATS), default="auto", help="of SRC")
-    _add_rows(command)
+    add_choice(command)
     command.add_argument(
         "--mode", choices=("create", "append", "overwrite"), default="create", help="(create)"
     )
@@ -93,11 +92,6 @@ def _add_writing(command: argparse.ArgumentParser) -> None:
     _add_storage(command, "--source-option", "of the dataset's store")
 
 
-def _add_rows(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--columns", type=names, metavar="NAME,...", help="those to take (all)")
-    command.add_argument("--filter", metavar="SQL", help='rows to take, e.g. "label != 9"')
-
-
 def _add_work(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--num-workers", type=whole, metavar="N", help="processes (one a processor)"
@@ -110,7 +104,7 @@ def _add_work(command: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="of the format, as its page names them; may be repeated",
     )
-    command.add_argument("--json", action="store_true", help="print JSON, for scripts")
+    add_json(command)
 
 
 def _add_storage(command: argparse.ArgumentParser, name: str, what: str) -> None:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from destrier.cli.arguments import (
     add,
-    add_columns,
-    add_filter,
+    add_choice,
     add_json,
     add_table,
     count,
@@ -32,17 +31,14 @@ _SHOWN_VERSIONS = 5
 def add_commands(commands: Any) -> None:
     """Add the commands to a parser."""
     command = add(commands, "info", "describe a table: schema, rows, versions, fragments, sizes")
-    command.add_argument("uri", metavar="URI", help="a Lance dataset")
     add_table(command)
     add_json(command)
     command.set_defaults(run=_info)
 
     command = add(commands, "head", "print the first rows, in the order of the table")
-    command.add_argument("uri", metavar="URI", help="a Lance dataset")
-    command.add_argument("-n", type=count, default=10, metavar="ROWS", help="how many (10)")
-    add_filter(command)
-    add_columns(command)
     add_table(command)
+    command.add_argument("-n", type=count, default=10, metavar="ROWS", help="how many (10)")
+    add_choice(command)
     add_json(command)
     command.set_defaults(run=_head)
 

@@ -17,7 +17,7 @@ def add_commands(commands: Any) -> None:
     command = add(
         commands, "permute", "write a shuffled list of rows, or several parts, as a table"
     )
-    command.add_argument("uri", metavar="URI", help="a Lance dataset")
+    add_table(command)
     command.add_argument("out", metavar="OUT", help="URI or path of the new table")
     command.add_argument(
         "--seed", type=whole, default=0, metavar="N", help="of the shuffle and the parts (0)"
@@ -31,7 +31,6 @@ def add_commands(commands: Any) -> None:
     command.add_argument("--no-shuffle", action="store_true", help="keep the order of the table")
     command.add_argument("--overwrite", action="store_true", help="replace a table at OUT")
     add_filter(command)
-    add_table(command)
     command.set_defaults(run=_permute)
 
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from destrier.cli.arguments import (
     add,
-    add_columns,
-    add_filter,
+    add_choice,
     add_json,
     add_table,
     count,
@@ -30,11 +29,9 @@ _SHOWN_ROWS = 8
 def add_commands(commands: Any) -> None:
     """Add the command to a parser."""
     command = add(commands, "plan", "print which rows each rank reads in a step, and what it costs")
-    command.add_argument("uri", metavar="URI", help="a Lance dataset")
-    _add_plan(command)
-    add_filter(command)
-    add_columns(command)
     add_table(command)
+    _add_plan(command)
+    add_choice(command)
     add_json(command)
     command.set_defaults(run=_plan)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+import numpy as np
 import pyarrow as pa
 
 from destrier.errors import SourceError
@@ -86,7 +87,13 @@ def _fault(shown: str, first_row: int | None, row: int, column: str, reason: str
 
 
 def _locate(column: pa.Array, reason: str) -> tuple[int, str]:
-    """The first row that is not valid, by halving."""
+    """The first row that is not valid, and why: in its children, else by halving."""
+    for child, row_of in _children(column):
+        try:
+            child.validate(full=True)
+        except pa.ArrowException as error:
+            place, reason = _locate(child, str(error))
+            return min(max(row_of(place), 0), len(column) - 1), reason
     low, high = 0, len(column)
     while high - low > 1:
         middle = (low + high) // 2
@@ -97,6 +104,25 @@ def _locate(column: pa.Array, reason: str) -> tuple[int, str]:
             reason = str(error)
             high = middle
     return low, reason
+
+
+def _children(column: pa.Array) -> Iterator[tuple[pa.Array, Callable[[int], int]]]:
+    """The arrays that a column is made of, and which row a place in them belongs to.
+
+    A slice of a column does not slice the values of its lists, so halving does not find them.
+    """
+    kind = column.type
+    if isinstance(kind, pa.BaseExtensionType):
+        yield column.storage, int
+    elif pa.types.is_struct(kind):
+        yield from ((column.field(i), int) for i in range(kind.num_fields))
+    elif pa.types.is_fixed_size_list(kind) and kind.list_size:
+        yield column.values, lambda place: place // kind.list_size - column.offset
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
+        starts = column.offsets.to_numpy()
+        children = (column.keys, column.items) if pa.types.is_map(kind) else (column.values,)
+        for child in children:
+            yield child, lambda place: int(np.searchsorted(starts, place, "right")) - 1
 
 
 def _hides_bytes(column: pa.Array) -> bool:  # noqa: PLR0911 - a table of types

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import functools
 import hashlib
+import inspect
 import io
 import pickle
 import sys
@@ -24,14 +25,16 @@ def fingerprint(*values: Any) -> str:
     """A digest of values that is the same in another process.
 
     Functions are named by module, name, code, defaults, the values that they close over and what
-    they use of their own module; comments and line numbers do not matter. Inputs count by value,
-    objects that cannot be pickled by what they hold. What does not tell that either, such as a lock
-    or an open file, gives a digest that no other has; but where a function only uses it from its
-    own module, it counts by its type, for each process makes its own.
+    they use of their own module; comments and line numbers do not matter. An object that is
+    called as a function counts by its class in the same way, and by what it holds. Inputs count by
+    value, objects that cannot be pickled by what they hold. What does not tell that either, such as
+    a lock or an open file, gives a digest that no other has; but where a function only uses it from
+    its own module, it counts by its type, for each process makes its own.
     """
     digest = _Digest()
     try:
         for value in values:
+            digest.call(value)
             digest.add(value)
     except RecursionError:  # nested too deeply
         digest.put(uuid.uuid4().bytes)
@@ -51,6 +54,13 @@ class _Digest:
             data = word if isinstance(word, bytes) else repr(word).encode("utf-8", "replace")
             self.hash.update(len(data).to_bytes(8, "little"))
             self.hash.update(data)
+
+    def call(self, value: Any) -> None:
+        """If it is an object that is called, its class counts by content, as a function would."""
+        while isinstance(value, functools.partial):
+            value = value.func
+        if isinstance(inspect.getattr_static(type(value), "__call__", None), types.FunctionType):
+            self.modules.add(_module(type(value)))
 
     def add(self, value: Any) -> None:
         if isinstance(value, types.FunctionType):

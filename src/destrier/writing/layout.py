@@ -128,7 +128,11 @@ class Layout:
             for field in kept
             if field.type == pa.large_binary() and _mean_size(sample, field.name) >= _BLOB_BYTES
         )
-        counts = tuple(field.name for field in kept if _counted(field))
+        counts = tuple(
+            field.name
+            for field in kept
+            if _counted(field) and count_name(field.name) not in kept.names
+        )
         fields: list[pa.Field] = []
         for field in kept:
             fields.extend(_stored_fields(field, blobs, links, counts, crc=crc))
@@ -167,7 +171,8 @@ class Layout:
             and field.name in table.names
             and is_blob(table.field(field.name))
         )
-        counts = tuple(c for c in self.counts if count_name(c) in table.names)
+        written = [field.name for field in table if COUNT_KEY in (field.metadata or {})]
+        counts = tuple(c for c in self.counts if count_name(c) in written)
         fields: list[pa.Field] = []
         for field in self.kept:
             fields.extend(_stored_fields(field, blobs, self.links, counts, crc=self.crc))
@@ -328,7 +333,7 @@ def _check_names(schema: pa.Schema) -> None:
     for name in schema.names:
         if name in seen:
             raise ColumnError(
-                f"there would be two columns {name!r}; columns named NAME_count, NAME_link, "
+                f"there would be two columns {name!r}; columns named NAME_link, "
                 "source_file and source_row are written beside others: rename, or leave one out"
             )
         bad = unnamed(name)

@@ -21,7 +21,7 @@ from destrier.formats.litdata.leaves import PREFIX
 from destrier.formats.litdata.spec import Node, dump_spec, load_spec
 from destrier.formats.litdata.tokens import COLUMN
 from destrier.formats.litdata.written import choose
-from destrier.sink import Sink
+from destrier.sink import Back, Sink
 from destrier.writing.source import ENCODING_KEY, SOURCE_KEY
 
 __all__ = ["LitDataSink", "open_sink"]
@@ -87,6 +87,14 @@ class LitDataSink(Sink):
     def check(self, schema: pa.Schema) -> None:
         """Raise unless LitData can hold every column."""
         self._plan(schema)
+
+    def back(self, schema: pa.Schema) -> Back:
+        """How an export of these columns is read again."""
+        plan = self._plan(schema)
+        ragged = [field.name for field in schema if _has_lists(field.type)]
+        if plan.loader == "TokensLoader":
+            return Back({plan.leaves[0].column: COLUMN})
+        return Back({name: name for name in schema.names}, {"ragged": ragged})
 
     def write(self, store: Store, number: int, batches: Iterator[pa.RecordBatch]) -> dict[str, Any]:
         """Write a range of rows as one chunk or more."""
@@ -216,6 +224,13 @@ def _root(origin: dict[str, Any], schema: pa.Schema) -> Node | None:
     except SourceError:
         return None
     return root if sorted(root.columns) == sorted(schema.names) else None
+
+
+def _has_lists(kind: pa.DataType) -> bool:
+    """Whether there are lists of any length somewhere in the type."""
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return True
+    return pa.types.is_struct(kind) and any(_has_lists(field.type) for field in kind)
 
 
 def _check_names(names: Sequence[str], schema: pa.Schema) -> None:

@@ -21,7 +21,7 @@ from destrier.formats.mds.index import INDEX
 from destrier.formats.mds.numbers import Number
 from destrier.formats.mds.stored import LIMIT
 from destrier.formats.media import CONTENT_TYPE_KEY
-from destrier.sink import Sink
+from destrier.sink import Back, Sink
 from destrier.writing.source import ENCODING_KEY
 
 __all__ = ["MdsSink", "exported", "open_sink"]
@@ -186,6 +186,18 @@ class MdsSink(Sink):
         if not schema.names:
             raise ColumnError("MDS cannot hold rows without columns")
 
+    def back(self, schema: pa.Schema) -> Back:
+        """How an export of these columns is read again."""
+        encodings = _encodings(schema)
+        forms = {n: e.form for n, e in encodings.items() if isinstance(e, Ragged)}
+        decimals = {n: e.type for n, e in encodings.items() if isinstance(e, Number)}
+        options = {
+            "ragged": [name for name, form in forms.items() if form == "struct"],
+            "raw_arrays": [name for name, form in forms.items() if form == "raw"],
+            "decimals": {name: _decimals(kind) for name, kind in decimals.items()},
+        }
+        return Back({name: name for name in encodings}, options)
+
     def write(
         self, store: Store, number: int, batches: Iterator[pa.RecordBatch]
     ) -> list[dict[str, Any]]:
@@ -242,6 +254,13 @@ class MdsSink(Sink):
 def open_sink() -> MdsSink:
     """Make what writes an MDS export; it has no options."""
     return MdsSink()
+
+
+def _decimals(kind: pa.DataType) -> str:
+    """As ``decimals=`` names a type."""
+    if pa.types.is_decimal(kind) and 0 <= kind.scale <= kind.precision:
+        return f"decimal({kind.precision}, {kind.scale})"
+    return "int64" if pa.types.is_int64(kind) else "text"
 
 
 def _encodings(schema: pa.Schema) -> dict[str, Encoding]:

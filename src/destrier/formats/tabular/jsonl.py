@@ -64,9 +64,11 @@ class JsonSource(TextSource):
         path = None
         rows = 0
         for place, block in self.sample():
-            if place != path:
+            first = place != path
+            if first:
                 path, rows = place, 0
             try:
+                block = _unmarked(block, first=first)  # noqa: PLW2901
                 check_utf8(block, _count_lines)
                 for row, line in enumerate(_lines(block)):
                     for name, value in parse_line(line, row).items():
@@ -98,11 +100,12 @@ class JsonSource(TextSource):
 
     def count(self, path: str, block: bytes, *, first: bool) -> int:  # noqa: ARG002
         """Lines that are not blank."""
-        return _count_lines(block)
+        return _count_lines(block.removeprefix(_BOM) if first else block)
 
     def batches(self, place: Range) -> Iterator[pa.RecordBatch]:
         """The rows of a range of lines."""
-        for block in self.blocks(place):
+        for number, read in enumerate(self.blocks(place)):
+            block = _unmarked(read, first=number == 0 and place.start == 0)
             check_utf8(block, _count_lines)
             lines = _count_lines(block)
             if not lines:
@@ -161,6 +164,21 @@ class JsonSource(TextSource):
                 check_value(value, self._all.field(index), name, row, declared=declared)
 
 
+def _unmarked(block: bytes, *, first: bool) -> bytes:
+    """A block without the byte order mark that a file may begin with.
+
+    pyarrow's parser drops one at the beginning of whatever it is given.
+
+    Raises:
+        RowFault: If another row begins with one.
+    """
+    if first:
+        block = block.removeprefix(_BOM)
+    if block.startswith(_BOM):
+        raise RowFault(0, "U+FEFF before the object: only a file may begin with it")
+    return block
+
+
 def _has_float(kind: pa.DataType) -> bool:
     if pa.types.is_nested(kind):
         return any(_has_float(kind.field(i).type) for i in range(kind.num_fields))
@@ -202,6 +220,6 @@ def _count_lines(block: bytes) -> int:
 
 def _lines(block: bytes) -> Iterator[str]:
     """The lines that are not blank; a row is one of these."""
-    text = block.removeprefix(_BOM).decode()
+    text = block.decode()
     blank = JsonSource.blank.decode()
     return (line for line in text.split("\n") if line.strip(blank))

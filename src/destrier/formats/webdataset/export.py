@@ -18,8 +18,9 @@ from destrier.formats.media import CONTENT_TYPE_KEY, content_type
 from destrier.formats.ragged import is_ragged
 from destrier.formats.webdataset.members import default_kind
 from destrier.formats.webdataset.npy import npy_bytes
+from destrier.formats.webdataset.plan import column_name
 from destrier.formats.webdataset.tar import BLOCK
-from destrier.sink import Sink
+from destrier.sink import Back, Sink
 from destrier.writing.source import ENCODING_KEY
 
 __all__ = ["WebDatasetSink", "open_sink"]
@@ -54,6 +55,17 @@ class WebDatasetSink(Sink):
     def check(self, schema: pa.Schema) -> None:
         """Raise unless every column can be members of a tar."""
         self._plan(schema)
+
+    def back(self, schema: pa.Schema) -> Back:
+        """How an export of these columns is read again."""
+        key, columns = self._plan(schema)
+        names = {name: column_name(extension) for name, (extension, _) in columns.items()}
+        kinds = {
+            extension: _read_as(schema.field(name).type, encode)
+            for name, (extension, encode) in columns.items()
+        }
+        keys = {} if key is None else {key: _KEY}
+        return Back({**names, **keys}, {"extensions": kinds, "key_column": keys.get(key or "")})
 
     def write(self, store: Store, number: int, batches: Iterator[pa.RecordBatch]) -> dict[str, Any]:
         """Write a range of rows as a tar.
@@ -200,7 +212,8 @@ def _natural(column: pa.Field) -> tuple[str, Encoder]:
         return ("json" if declared == "application/json" else "txt"), _texts
     if _is_bytes(kind):
         return _extension(declared), _plain
-    if was_array and (_is_number(kind) or pa.types.is_boolean(kind)):
+    # an integer that 64 signed bits cannot hold is not read from text again
+    if pa.types.is_uint64(kind) or (was_array and (_is_number(kind) or pa.types.is_boolean(kind))):
         return "npy", _scalars
     if pa.types.is_integer(kind):
         return "cls", _integers
@@ -208,6 +221,14 @@ def _natural(column: pa.Field) -> tuple[str, Encoder]:
         return "npy", _arrays
     _check_json(kind)
     return "json", _json
+
+
+def _read_as(kind: pa.DataType, encode: Encoder) -> str:
+    """What members are read as, to get the values that were encoded."""
+    if encode is _arrays:
+        fixed = isinstance(kind, pa.FixedShapeTensorType) or pa.types.is_fixed_size_list(kind)
+        return "tensor" if fixed else "ragged"
+    return _KINDS[encode]
 
 
 def _is_array(kind: pa.DataType) -> bool:
@@ -291,6 +312,15 @@ def _json(values: pa.Array) -> list[bytes | memoryview | None]:
 def _scalars(values: pa.Array) -> list[bytes | memoryview | None]:
     dtype = values.type.to_pandas_dtype()
     return [None if v is None else npy_bytes(np.asarray(v, dtype)) for v in values.to_pylist()]
+
+
+_KINDS: dict[Encoder, str] = {
+    _plain: "bytes",
+    _texts: "string",
+    _integers: "int",
+    _json: "json",
+    _scalars: "tensor",
+}
 
 
 def _arrays(values: pa.Array) -> list[bytes | memoryview | None]:

@@ -25,7 +25,7 @@ from destrier.formats.webdataset.samples import Batch, fetch, split_name
 from destrier.formats.webdataset.tar import Tar
 from destrier.writing.source import ENCODING_KEY, LINK, SOURCE_KEY
 
-__all__ = ["Filler", "Options", "Survey"]
+__all__ = ["Filler", "Options", "Survey", "column_name"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ class Options:
         return self.extensions.get(extension) or default_kind(extension)
 
 
-def _column_name(extension: str) -> str:
+def column_name(extension: str) -> str:
+    """The column that members of an extension make."""
     return extension.replace(".", "_")
 
 
@@ -89,11 +90,11 @@ class Survey:
 
     def _kept(self, extension: str) -> bool:
         columns = self.options.columns
-        return columns is None or _column_name(extension) in columns
+        return columns is None or column_name(extension) in columns
 
     def _add_extension(self, extension: str, whence: str) -> None:
-        name = _column_name(extension)
-        twin = next((e for e in self.found if _column_name(e) == name), None)
+        name = column_name(extension)
+        twin = next((e for e in self.found if column_name(e) == name), None)
         if self._kept(extension) and (twin is not None or name == self.options.key_column):
             other = "the keys" if twin is None else f"extension {twin!r}"
             way_out = "leave one of them out with skip="
@@ -124,7 +125,7 @@ class Survey:
                 "name them with extensions=",
                 file=self.shown,
             )
-        extensions = {_column_name(extension): extension for extension in self.found}
+        extensions = {column_name(extension): extension for extension in self.found}
         there = [*([] if options.key_column is None else [options.key_column]), *extensions]
         fields = []
         for name in there if options.columns is None else options.columns:
@@ -187,7 +188,7 @@ class Filler:
         Raises:
             SchemaError: If there is no column for it.
         """
-        name = _column_name(extension)
+        name = column_name(extension)
         if name in self._columns:
             if self._extensions.setdefault(name, extension) == extension:
                 linked = self._columns[name].equals(LINK)
@@ -244,5 +245,5 @@ def _fault(shown: str, name: str, row: int | None, extension: str, message: str)
         f"extensions={{{extension!r}: 'bytes'}}",
         file=shown,
         row=row,
-        column=_column_name(extension),
+        column=column_name(extension),
     )
