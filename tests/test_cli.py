@@ -199,7 +199,7 @@ def test_plan_lists_what_the_loaders_read(capsys, table_path):
 def test_plan_in_words(capsys, table_path):
     code, out, err = run(capsys, "plan", table_path, *PLAN, "--world-size", 3)
     assert (code, err) == (0, "")
-    for words in ("steps of 24 rows", "rank 2: ", "deff", "requests", "where label < 7"):
+    for words in ("steps of 24 rows", "rank 2: ", "deff", "requests a row", "where label < 7"):
         assert words in out
 
 

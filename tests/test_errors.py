@@ -24,6 +24,7 @@ TREE = {
     "SchemaError": (errors.SourceError, TypeError),
     "SourceError": (errors.DestrierError, ValueError),
     "StateError": (errors.DestrierError, ValueError),
+    "StorageError": (errors.DestrierError, OSError),
     "TableError": (errors.DestrierError, OSError),
     "TransformError": (errors.RowError, RuntimeError),
     "VersionError": (errors.TableError, LookupError),

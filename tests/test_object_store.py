@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +24,9 @@ import pytest
 import destrier
 from destrier import (
     PermutationBuilder,
+    ReadError,
     SourceError,
+    StorageError,
     StreamingDataLoader,
     StreamingDataset,
     TableError,
@@ -33,10 +36,11 @@ from destrier import (
 )
 from destrier.files import Store
 from destrier.writing.write import write_table
+from proxy import Fault, Proxy
 from sources import Numbers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 SECRET = "not-a-real-secret"
 ROWS = 1003
@@ -175,6 +179,137 @@ def test_no_credentials_in_state_repr_and_errors(uri: str, store: dict[str, str]
 def test_a_table_that_is_not_there(store: dict[str, str]) -> None:
     with pytest.raises(TableError, match="nothing-here"):
         StreamingDataset("s3://bench/nothing-here.lance", storage_options=store)
+
+
+# ---- a store that fails -----------------------------------------------------------------------
+
+WIDE = "s3://bench/wide.lance"
+CLUMP = 8
+
+
+@pytest.fixture(scope="module")
+def wide(store: dict[str, str]) -> str:
+    rows = 1024
+    values = np.random.default_rng(0).integers(0, 256, (rows, 20_000), np.uint8)
+    data = pa.table({"image": pa.array([v.tobytes() for v in values]), "id": np.arange(rows)})
+    lance.write_dataset(data, WIDE, storage_options=store)
+    return WIDE
+
+
+def through(proxy: Proxy, store: dict[str, str], **options: str) -> dict[str, str]:
+    return {**store, "aws_endpoint": f"http://127.0.0.1:{proxy.port}", **options}
+
+
+def port(store: dict[str, str]) -> int:
+    return int(store["aws_endpoint"].rsplit(":", 1)[1])
+
+
+def is_data(head: str) -> bool:
+    return "/data/" in head.split("\r\n", maxsplit=1)[0]
+
+
+def epoch(uri: str, options: dict[str, str]) -> list[list[int]]:
+    dataset = StreamingDataset(uri, storage_options=options, num_splits=8, shuffle_clump_size=CLUMP)
+    with StreamingDataLoader(dataset, batch_size=32) as loader:
+        return [batch["id"].tolist() for batch in loader]
+
+
+def often(kind: Fault) -> Callable[[int, str], Fault | None]:
+    """Fails every 13th request for data."""
+    seen = iter(range(1 << 30))
+    return lambda _, head: kind if is_data(head) and next(seen) % 13 == 6 else None
+
+
+def always(kind: Fault, armed: list[bool]) -> Callable[[int, str], Fault | None]:
+    return lambda _, head: kind if armed and is_data(head) else None
+
+
+@pytest.mark.parametrize("kind", ["503", "reset", "cut", "stall"])
+def test_passing_faults_change_nothing(wide: str, store: dict[str, str], kind: Fault) -> None:
+    expected = epoch(wide, store)
+    with Proxy(port(store), fault=often(kind)) as proxy:
+        options = through(proxy, store, read_timeout="200ms")
+        assert epoch(wide, options) == expected
+        assert len([path for path, _ in proxy.gets if "/data/" in path]) > 14
+
+
+@pytest.mark.parametrize("kind", ["503", "reset", "cut", "stall"])
+def test_a_fault_that_stays_is_an_error(wide: str, store: dict[str, str], kind: Fault) -> None:
+    armed: list[bool] = []
+    with Proxy(port(store), fault=always(kind, armed)) as proxy:
+        options = through(proxy, store, read_timeout="200ms", client_retry_timeout="3")
+        with StreamingDataLoader(
+            StreamingDataset(wide, storage_options=options), batch_size=32, on_error="skip"
+        ) as loader:
+            armed.append(True)
+            began = time.monotonic()
+            with pytest.raises(StorageError, match=r"wide\.lance.*failed \d+ times") as failed:
+                list(loader)
+        assert time.monotonic() - began < 60  # a hang is minutes
+    text = "".join(traceback.format_exception(failed.value))
+    assert "client_retry_timeout" in str(failed.value)
+    assert SECRET not in text
+
+
+def test_a_refusal_is_not_retried(wide: str, store: dict[str, str]) -> None:
+    armed: list[bool] = []
+    with Proxy(port(store), fault=always("403", armed)) as proxy:
+        dataset = StreamingDataset(wide, storage_options=through(proxy, store))
+        with StreamingDataLoader(dataset, batch_size=32) as loader:
+            armed.append(True)
+            with pytest.raises(ReadError, match="403"):
+                next(iter(loader))
+
+
+def test_requests_of_an_epoch(wide: str, store: dict[str, str]) -> None:
+    with Proxy(port(store)) as proxy:
+        dataset = StreamingDataset(
+            wide,
+            storage_options=through(proxy, store),
+            columns=["image"],
+            num_splits=8,
+            shuffle_clump_size=CLUMP,
+            shuffle_window=2,
+        )
+        before, _ = dataset.table.io()
+        with StreamingDataLoader(dataset, batch_size=8) as loader:
+            rows = sum(len(batch["image"]) for batch in loader)
+        requests, size = dataset.table.io()
+        assert rows == 1024
+        # Rows of the first four batches are read one by one. Each split ends in its first window,
+        # which is read again, and has a part of a clump at both ends.
+        clumps = rows / CLUMP + 8 * (2 + 2)
+        assert 0 < requests - before <= 1.2 * clumps + 4 * 8 + 8
+        assert size >= rows * 20_000
+        gets = len([path for path, _ in proxy.gets if "/data/" in path])
+        assert gets == pytest.approx(requests, abs=16)
+
+
+def test_credentials_of_a_namespace_are_fetched_again(wide: str, store: dict[str, str]) -> None:
+    from lance_namespace import DescribeTableResponse, LanceNamespace
+
+    class Expiring(LanceNamespace):
+        fetched = 0
+
+        def namespace_id(self) -> str:
+            return "expiring"
+
+        def describe_table(self, request: object) -> DescribeTableResponse:
+            del request
+            self.fetched += 1
+            ends = int(1000 * (time.time() + 1.0))
+            dated = {"expires_at_millis": str(ends), "refresh_offset_millis": "500"}
+            return DescribeTableResponse(location=wide, storage_options={**store, **dated})
+
+    namespace = Expiring()
+    opened = lance.dataset(namespace_client=namespace, table_id=["wide"])
+    dataset = StreamingDataset(opened, num_splits=8)
+    with StreamingDataLoader(dataset, batch_size=128) as loader:
+        assert sum(len(batch["id"]) for batch in loader) == 1024
+        before = namespace.fetched
+        time.sleep(1.0)
+        assert sum(len(batch["id"]) for batch in loader) == 1024
+    assert namespace.fetched > before
 
 
 # ---- writing ----------------------------------------------------------------------------------

@@ -10,6 +10,7 @@
     │   └── EmptyError                      no rows, or an epoch of no steps
     ├── TableError (OSError)                a table that cannot be opened
     │   └── VersionError (LookupError)      a version, tag or file of it that is gone
+    ├── StorageError (OSError)              an object store that goes on failing
     ├── StateError (ValueError)             a state that does not belong to this stream
     ├── RowError (RuntimeError)             a row that could not be delivered
     │   ├── ReadError (OSError)             ... because reading it failed
@@ -45,6 +46,7 @@ __all__ = [
     "SchemaError",
     "SourceError",
     "StateError",
+    "StorageError",
     "TableError",
     "TransformError",
     "VersionError",
@@ -85,6 +87,10 @@ class TableError(DestrierError, OSError):
 
 class VersionError(TableError, LookupError):
     """A version or tag of a table, or a file that it needs, is gone."""
+
+
+class StorageError(DestrierError, OSError):
+    """An object store fails, or does not answer, for longer than it is waited for."""
 
 
 class StateError(DestrierError, ValueError):

@@ -236,7 +236,12 @@ class Reader:
         return [value for _, value in pairs]
 
     def _call(self, function: Callable[[], Any]) -> Any:
-        return lance_call(f"reading {self.table.name}", function, self.table.secrets)
+        return lance_call(
+            f"reading {self.table.name}",
+            function,
+            self.table.secrets,
+            patience=self.table.patience,
+        )
 
 
 def _sorted_unique(offsets: Ints) -> tuple[Ints, Ints | None]:

@@ -243,6 +243,11 @@ class PlanReport:
     deff_successive: float | None
     notes: list[str]
 
+    @property
+    def requests_a_row(self) -> float:
+        """Requests for a row of one column, about."""
+        return self.requests_a_step / (self.global_batch * len(self.columns))
+
 
 def design_effect(samples: int, *, num_splits: int, window: int, clump_size: int) -> float:
     """Variance of the mean of successive samples over that of as many uniform ones.

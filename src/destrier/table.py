@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import time
 import warnings
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -17,10 +18,12 @@ from destrier.errors import (
     ColumnError,
     DestrierWarning,
     ReadError,
+    StorageError,
     TableError,
     VersionError,
 )
 from destrier.process import check_process
+from destrier.storage import passes, patience, with_defaults
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -41,6 +44,7 @@ _SMALL_FRAGMENT_ROWS = 16_384
 _INDEX_CACHE_BYTES = 64 << 20
 _METADATA_CACHE_BYTES = 256 << 20
 
+_LONGEST_PAUSE = 5.0  # seconds
 _SECRET_LENGTH = 4  # shorter values are flags, and stand in any text
 _LOCAL_SCHEMES = ("file", "file-object-store", "file+uring")
 
@@ -65,7 +69,13 @@ def _hide(text: str, secrets: Iterable[str]) -> str:
     return redact(text)
 
 
-def lance_call(what: str, function: Callable[[], Any], secrets: Iterable[str] = ()) -> Any:
+def lance_call(
+    what: str,
+    function: Callable[[], Any],
+    secrets: Iterable[str] = (),
+    *,
+    patience: float | None = None,
+) -> Any:
     """Run a call into Lance; whatever it raises surfaces as a `ReadError`.
 
     Lance is Rust: some bad inputs panic, which reaches Python as a BaseException that
@@ -75,16 +85,37 @@ def lance_call(what: str, function: Callable[[], Any], secrets: Iterable[str] = 
         what: What the call was to do, for the error.
         function: The call.
         secrets: What the error must not show.
+        patience: Seconds for which the call is made again where an object store fails as it does
+            in passing. None makes it once, and takes such a failure like any other.
+
+    Raises:
+        StorageError: If an object store still fails after that time.
+        ReadError: If the call fails otherwise.
     """
     check_process()
-    try:
-        return function()
-    except Exception as error:
-        raise ReadError(f"{what}: {_brief(error, secrets)}") from _cause(error, secrets)
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":
-            raise
-        raise ReadError(f"{what}: Lance panicked: {_brief(error, secrets)}") from None
+    began, tries = time.monotonic(), 0
+    while True:
+        tries += 1
+        started = time.monotonic()
+        try:
+            return function()
+        except Exception as error:
+            if patience is None or not passes(str(error)):
+                raise ReadError(f"{what}: {_brief(error, secrets)}") from _cause(error, secrets)
+            now = time.monotonic()
+            pause = min(_LONGEST_PAUSE, 0.25 * 2**tries)
+            # A try that took long, as those that wait for an answer do, would again.
+            if now - began + pause + (now - started) > patience:
+                raise StorageError(
+                    f"{what}: the object store failed {tries} times in {now - began:.0f} s: "
+                    f"{_brief(error, secrets)}. Go on from the last state when it answers again; "
+                    "storage_options={'client_retry_timeout': SECONDS} waits longer"
+                ) from _cause(error, secrets)
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":
+                raise
+            raise ReadError(f"{what}: Lance panicked: {_brief(error, secrets)}") from None
+        time.sleep(pause)
 
 
 def _cause(error: Exception, secrets: Iterable[str]) -> Exception | None:
@@ -147,6 +178,16 @@ class Table:
         return _secrets(self.uri, self.storage_options)
 
     @property
+    def patience(self) -> float | None:
+        """Seconds for which reads are tried again, None for a table on this machine."""
+        return patience(self.storage_options) if self.remote else None
+
+    def io(self) -> tuple[int, int]:
+        """Requests and bytes that were read of the table so far, by this process."""
+        stats = self.dataset.io_stats_snapshot()
+        return int(stats.read_iops), int(stats.read_bytes)
+
+    @property
     def schema(self) -> pa.Schema:
         """The schema of the pinned version."""
         return self.dataset.schema
@@ -159,8 +200,7 @@ class Table:
     @property
     def remote(self) -> bool:
         """Whether the URI's scheme names an object store."""
-        scheme, separator, _ = self.uri.partition("://")
-        return bool(separator) and scheme not in _LOCAL_SCHEMES
+        return _is_remote(self.uri)
 
     @cached_property
     def row_bytes(self) -> float:
@@ -271,6 +311,11 @@ class Table:
             )
 
 
+def _is_remote(uri: str) -> bool:
+    scheme, separator, _ = uri.partition("://")
+    return bool(separator) and scheme not in _LOCAL_SCHEMES
+
+
 def _deletions(metadata: Any) -> str:
     file = metadata.deletion_file
     return "" if file is None else f"{file.read_version}.{file.id}.{file.num_deleted_rows}"
@@ -295,9 +340,8 @@ def _open(uri: str, version: int | str | None, options: Mapping[str, str]) -> la
         index_cache_size_bytes=_INDEX_CACHE_BYTES, metadata_cache_size_bytes=_METADATA_CACHE_BYTES
     )
     try:
-        return lance.dataset(
-            uri, version=version, storage_options=dict(options) or None, session=session
-        )
+        passed = with_defaults(options) if _is_remote(uri) else dict(options)
+        return lance.dataset(uri, version=version, storage_options=passed or None, session=session)
     except Exception as error:
         if version is not None and _opens(uri, options):
             raise VersionError(

@@ -107,6 +107,7 @@ def _print_plan(report: PlanReport) -> None:
             f"{size(report.bytes_a_step)} in all (estimated, for the middle of an epoch: one for "
             f"each run of neighbouring rows in each of {len(report.columns)} columns, rows of "
             "average size on disk; Lance joins requests that lie close)",
+            "requests a row": f"about {report.requests_a_row:.3g} in each column",
             "open rows": f"{report.open_rows:,}, about {size(report.open_bytes)} over all ranks"
             if report.open_rows
             else "none: rows are read shortly before their step",
