@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import import_module
 from types import ModuleType
 
 import numpy as np
@@ -85,7 +86,7 @@ def scale_of(height: int, width: int, at_least: tuple[int, int] | None) -> int:
 def _library() -> ModuleType | None:
     """The module simplejpeg, if it is there and its pixels are Pillow's."""
     try:
-        import simplejpeg
+        simplejpeg = import_module("simplejpeg")
     except ImportError:
         return None
     from PIL import Image
@@ -146,4 +147,4 @@ def _acceptable(data: bytes, header: _Header) -> bool:
     if header.plain:
         return True
     with Image.open(io.BytesIO(data)) as image:
-        return image.format == "JPEG"
+        return bool(image.format == "JPEG")
