@@ -3,29 +3,67 @@
 from __future__ import annotations
 
 import io
+from typing import TYPE_CHECKING
 
 import lance
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from PIL import Image
 
-from destrier import StreamingDataLoader
-from destrier.decode import decode_image
-from destrier.errors import DecodeError
+from destrier import Image as Wanted
+from destrier import StreamingDataLoader, jpeg
+from destrier.errors import ArgumentError, DecodeError
+from destrier.images import decode_image, decode_images
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
-def png() -> bytes:
+def picture(height: int, width: int, seed: int = 0) -> Image.Image:
+    """Smooth colours with some noise, so that every way to decode shows in the pixels."""
+    rng = np.random.default_rng(seed)
+    coarse = Image.fromarray(rng.integers(0, 256, (5, 4, 3), np.uint8)).resize((width, height))
+    return Image.fromarray(
+        np.asarray(coarse) // 2 + rng.integers(0, 99, (height, width, 3), np.uint8)
+    )
+
+
+def encoded(image: Image.Image, kind: str = "JPEG", **options: object) -> bytes:
     data = io.BytesIO()
-    Image.fromarray(np.arange(12, dtype=np.uint8).reshape(3, 4)).save(data, "PNG")
+    image.save(data, kind, **options)
     return data.getvalue()
 
 
+def png() -> bytes:
+    return encoded(Image.fromarray(np.arange(12, dtype=np.uint8).reshape(3, 4)), "PNG")
+
+
+def with_pillow(data: bytes, mode: str) -> np.ndarray:
+    with Image.open(io.BytesIO(data)) as image:
+        pixels = np.asarray(image.convert(mode))
+    return pixels if pixels.ndim == 3 else pixels[:, :, None]
+
+
+def without_simplejpeg(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jpeg, "_library", lambda: None)
+
+
+def outcome(data: bytes, wanted: Wanted) -> tuple[object, ...]:
+    """Shape and pixels, or the text of the error."""
+    try:
+        pixels = decode_image(data, wanted)
+    except ValueError as error:
+        return (str(error),)
+    return pixels.shape, pixels.tobytes()
+
+
 @pytest.mark.parametrize(("mode", "channels"), [("rgb", 3), ("rgba", 4), ("gray", 1)])
-def test_shape_is_channels_height_width(mode, channels):
-    image = decode_image(png(), mode)
-    assert (image.shape, image.dtype) == ((channels, 3, 4), np.uint8)
-    assert image[0].ravel().tolist() == list(range(12))
+def test_shape_is_height_width_channels(mode, channels):
+    image = decode_image(png(), Wanted(mode))
+    assert (image.shape, image.dtype) == ((3, 4, channels), np.uint8)
+    assert image[:, :, 0].ravel().tolist() == list(range(12))
 
 
 @pytest.mark.parametrize(
@@ -35,14 +73,184 @@ def test_shape_is_channels_height_width(mode, channels):
         (b"\xff", "(1 bytes that begin with ff)"),
         (b"", "(0 bytes)"),
         (png()[:40], "bytes that begin with 89 50 4e 47 0d 0a 1a 0a)"),
+        (encoded(picture(40, 40))[:600], "bytes that begin with ff d8 ff e0 00 10 4a 46)"),
     ],
 )
 def test_an_error_describes_the_bytes(data, shown):
     with pytest.raises(ValueError, match=r"\w \(") as caught:
-        decode_image(data, "rgb")
+        decode_image(data, Wanted())
     assert str(caught.value).endswith(shown)
     assert "BytesIO" not in str(caught.value)
     assert "0x" not in str(caught.value)
+
+
+# ---- simplejpeg gives Pillow's pixels ----------------------------------------------------------
+
+
+def exif() -> Image.Exif:
+    tags = Image.Exif()
+    tags[0x0112] = 6  # turned, which Pillow leaves to its user
+    return tags
+
+
+KINDS = {
+    "4:4:4": encoded(picture(40, 56), subsampling=0),
+    "4:2:2": encoded(picture(41, 57), subsampling=1),
+    "4:2:0": encoded(picture(41, 57), subsampling=2),
+    "progressive": encoded(picture(40, 56), progressive=True),
+    "restarts": encoded(picture(40, 56), restart_marker_blocks=3),
+    "comment": encoded(picture(40, 56), comment=b"\xff\xda"),
+    "exif": encoded(picture(40, 56), exif=exif()),
+    "exif alone": b"\xff\xd8" + encoded(picture(40, 56), exif=exif())[20:],  # as cameras write
+    "profile": encoded(picture(40, 56), icc_profile=b"profile" * 50),
+    "rgb": encoded(picture(40, 56), keep_rgb=True),
+    "gray": encoded(picture(40, 56).convert("L")),
+    "cmyk": encoded(picture(40, 56).convert("CMYK")),
+    "tiny": encoded(picture(3, 1)),
+}
+WANTED = [Wanted(), Wanted("gray"), Wanted("rgba"), Wanted(at_least=(20, 20))]
+
+
+@pytest.fixture
+def _simplejpeg() -> None:
+    pytest.importorskip("simplejpeg")
+    assert jpeg._library() is not None, "its pixels are not those of this Pillow"
+
+
+@pytest.mark.usefixtures("_simplejpeg")
+@pytest.mark.parametrize("kind", KINDS)
+def test_pixels_do_not_depend_on_the_decoder(kind, monkeypatch):
+    mine = [outcome(KINDS[kind], wanted) for wanted in WANTED]
+    taken = jpeg.decode_jpeg(KINDS[kind], "RGB", None, None)
+    assert (taken is None) == (kind in ("cmyk",))
+    without_simplejpeg(monkeypatch)
+    assert mine == [outcome(KINDS[kind], wanted) for wanted in WANTED]
+    assert mine[0][1] == with_pillow(KINDS[kind], "RGB").tobytes()
+
+
+@pytest.mark.usefixtures("_simplejpeg")
+@pytest.mark.filterwarnings("ignore")  # Pillow's, of what is odd in a file
+def test_damaged_files_do_not_depend_on_the_decoder(monkeypatch):
+    rng = np.random.default_rng(0)
+    files = []
+    for number in range(600):
+        data = bytearray(list(KINDS.values())[number % len(KINDS)])
+        for _ in range(rng.integers(1, 4)):
+            place = int(rng.integers(len(data) if number % 2 else min(len(data), 600)))
+            data[place] ^= 1 << int(rng.integers(8))
+        if number % 5 == 0:
+            del data[int(rng.integers(len(data))) :]
+        files.append(bytes(data))
+    mine = [outcome(data, WANTED[i % 4]) for i, data in enumerate(files)]
+    without_simplejpeg(monkeypatch)
+    assert mine == [outcome(data, WANTED[i % 4]) for i, data in enumerate(files)]
+    assert 100 < sum(len(found) == 1 for found in mine) < 500
+
+
+@pytest.mark.usefixtures("_simplejpeg")
+def test_what_pillow_refuses_for_its_size_is_refused(monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(ValueError, match="exceeds limit of 200 pixels"):
+        decode_image(KINDS["4:2:0"], Wanted())
+
+
+# ---- scaled while decoding ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("library", ["simplejpeg", "pillow"])
+@pytest.mark.parametrize(
+    ("least", "size"),
+    [
+        ((301, 413), (301, 413)),
+        ((152, 1), (301, 413)),
+        ((151, 207), (151, 207)),
+        ((76, 104), (76, 104)),
+        ((1, 1), (38, 52)),
+        ((999, 1), (301, 413)),
+    ],
+)
+def test_jpegs_are_scaled_to_the_least_that_is_enough(library, least, size, monkeypatch):
+    if library == "pillow":
+        without_simplejpeg(monkeypatch)
+    data = encoded(picture(301, 413))
+    assert decode_image(data, Wanted(at_least=least)).shape == (*size, 3)
+    lossless = encoded(picture(30, 40), "PNG")
+    assert decode_image(lossless, Wanted(at_least=(8, 8))).shape == (30, 40, 3)
+
+
+@pytest.mark.parametrize("least", [(0, 5), (5,), 224, ("a", 1), (True, 2)])
+def test_a_size_that_is_none_is_refused(least):
+    with pytest.raises(ArgumentError, match="at_least must be"):
+        Wanted(at_least=least)
+
+
+def test_an_unknown_mode_is_refused():
+    with pytest.raises(ArgumentError, match="'cmyk' is not one of rgb, rgba, gray"):
+        Wanted("cmyk")
+
+
+# ---- batches -----------------------------------------------------------------------------------
+
+
+def test_images_of_one_size_are_decoded_into_one_array():
+    files = [encoded(picture(24, 32, seed), kind) for seed in range(3) for kind in ("JPEG", "PNG")]
+    pixels, errors = decode_images(np.array(files, np.object_), Wanted())
+    assert (pixels.shape, pixels.dtype, errors) == ((6, 24, 32, 3), np.uint8, {})
+    assert [image.tobytes() for image in pixels] == [with_pillow(f, "RGB").tobytes() for f in files]
+
+
+def test_images_of_several_sizes_stay_apart():
+    files = [encoded(picture(24 + place % 2, 32)) for place in range(5)]
+    pixels, _ = decode_images(np.array([*files, None], np.object_), Wanted())
+    assert pixels.dtype == np.object_
+    assert [image.tobytes() for image in pixels[:5]] == [
+        with_pillow(file, "RGB").tobytes() for file in files
+    ]
+    assert pixels[5] is None
+
+
+def jpeg_table(path: Path, files: list[bytes]) -> Path:
+    field = pa.field("image", pa.binary(), metadata={"content_type": "image/jpeg"})
+    lance.write_dataset(pa.table([files], schema=pa.schema([field])), path)
+    return path
+
+
+@pytest.mark.parametrize("format", ["torch", "numpy"])
+def test_channels_come_first_and_lie_last(tmp_path, format):
+    files = [encoded(picture(24, 32, seed)) for seed in range(4)]
+    with StreamingDataLoader(
+        jpeg_table(tmp_path / "t.lance", files), batch_size=4, format=format, with_index=True
+    ) as loader:
+        batch = next(iter(loader))
+    images = torch.as_tensor(batch["image"])
+    assert images.shape == (4, 3, 24, 32)
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    for image, offset in zip(images, batch["row_offset"].tolist(), strict=True):
+        expected = with_pillow(files[offset], "RGB").transpose(2, 0, 1)
+        assert np.array_equal(image.numpy(), expected)
+
+
+@pytest.mark.parametrize(("policy", "rows"), [("skip", 3), ("fill", 4)])
+def test_a_bad_image_leaves_the_others(tmp_path, policy, rows):
+    files = [encoded(picture(24, 32, seed)) for seed in range(4)]
+    files[0] = files[0][:500]
+    with StreamingDataLoader(
+        jpeg_table(tmp_path / "t.lance", files), batch_size=4, on_error=policy, with_index=True
+    ) as loader:
+        batch = next(iter(loader))
+        (failure,) = loader.failures
+    assert (failure.offset, failure.column) == (0, "image")
+    assert batch["image"].shape == (rows, 3, 24, 32)
+    for image, offset in zip(batch["image"], batch["row_offset"].tolist(), strict=True):
+        expected = with_pillow(files[offset], "RGB").transpose(2, 0, 1)
+        assert np.array_equal(image.numpy(), expected)
+
+
+def test_the_loader_scales_what_it_is_told_to(tmp_path):
+    table = jpeg_table(tmp_path / "t.lance", [encoded(picture(64, 96, seed)) for seed in range(4)])
+    decode = {"image": Wanted("rgb", at_least=(20, 20))}
+    with StreamingDataLoader(table, batch_size=4, decode=decode) as loader:
+        assert next(iter(loader))["image"].shape == (4, 3, 32, 48)
 
 
 PAIR = pa.list_(pa.int64(), 2)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -434,3 +436,33 @@ def test_a_worker_error_is_a_transform_error_of_its_rows(table: str) -> None:
         assert all(isinstance(error, TransformError) for error in loader.failures)
         assert {error.offset % 50 for error in loader.failures} == {0}
         assert all(isinstance(error.__cause__, ValueError) for error in loader.failures)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 3, 1, 2), (3, 2, 1, 0)])
+@pytest.mark.parametrize("kind", [torch.uint8, torch.bfloat16, np.uint8])
+def test_values_without_gaps_cross_as_they_lie(order, kind):
+    """Images have their channels last: to bring them into order would cost a slow copy."""
+    if kind is np.uint8:
+        value = np.arange(120, dtype=np.uint8).reshape(2, 3, 4, 5).transpose(order)
+        strides = value.strides
+    else:
+        value = torch.arange(120).to(kind).reshape(2, 3, 4, 5).permute(order)
+        strides = value.stride()
+    buffers: list[pickle.PickleBuffer] = []
+    stream = io.BytesIO()
+    workers._Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
+    assert len(buffers) == 1
+    arrived = pickle.loads(stream.getvalue(), buffers=buffers)
+    assert type(arrived) is type(value)
+    assert arrived.dtype == value.dtype
+    assert (arrived.strides if kind is np.uint8 else arrived.stride()) == strides
+    assert bool((arrived == value).all())
+
+
+def test_values_with_gaps_cross_too():
+    for value in (torch.arange(24).reshape(4, 6)[:, ::2], torch.ones(3, 1).expand(3, 4)):
+        stream = io.BytesIO()
+        workers._Pickler(stream, protocol=5).dump((value, value.numpy()))
+        tensor, array = pickle.loads(stream.getvalue())
+        assert torch.equal(tensor, value)
+        assert np.array_equal(array, value.numpy())

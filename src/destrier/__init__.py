@@ -39,6 +39,7 @@ if _TYPE_CHECKING:
         WriteError,
     )
     from destrier.exporting import export
+    from destrier.images import Image
     from destrier.jobs.mapping import map
     from destrier.jobs.optimizing import ALL_DONE, optimize
     from destrier.links.relinking import relink
@@ -57,6 +58,7 @@ __all__ = [
     "DestrierWarning",
     "EmptyError",
     "FilterError",
+    "Image",
     "IterationError",
     "LengthError",
     "LinkError",
@@ -114,6 +116,7 @@ _PLACES = {
     "index": "editing.lookup",
     "merge": "editing.merging",
     "export": "exporting",
+    "Image": "images",
     "map": "jobs.mapping",
     "ALL_DONE": "jobs.optimizing",
     "optimize": "jobs.optimizing",

@@ -21,6 +21,7 @@ from destrier.errors import (
     TransformError,
     WorkerError,
 )
+from destrier.images import Image
 from destrier.keyed import ROW_SEED_KEY, Ints, epoch_key, hash_words, subkey
 from destrier.plan import Remainder
 from destrier.pool import Gathered
@@ -87,7 +88,7 @@ class Finisher:
         table: The table's name, for errors.
         seed: The stream's seed, for the seeds of a transform.
         format: What the transform or the consumer receives.
-        images: Image columns and their modes.
+        images: Image columns and how they are decoded.
         transform: Called with the batch in that format, and with per-row seeds if it takes two.
         collate_fn: Called last.
         on_error: What to do with rows that fail.
@@ -98,7 +99,7 @@ class Finisher:
     table: str
     seed: int
     format: Format
-    images: Mapping[str, str]
+    images: Mapping[str, Image]
     transform: Callable[..., Any] | None = None
     collate_fn: Callable[[Any], Any] | None = None
     on_error: OnError = "raise"

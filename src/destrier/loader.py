@@ -71,8 +71,9 @@ class StreamingDataLoader:
             dataset.
         format: ``"torch"``, ``"numpy"``, ``"arrow"`` (a RecordBatch) or ``"rows"`` (dicts). None is
             torch, or rows with a collate_fn.
-        decode: From binary column to ``"rgb"``, ``"rgba"`` or ``"gray"``: uint8 images of shape
-            (channels, height, width). None decodes columns whose metadata name an image type.
+        decode: From binary column to ``"rgb"``, ``"rgba"`` or ``"gray"``, or an `Image`, which can
+            ask for less than the whole size: uint8 images of shape (channels, height, width) with
+            the channels last in memory. None decodes columns whose metadata name an image type.
         transform: Called with each batch in that format; its result is the batch. With a second
             parameter it also receives int64 seeds, one a row, that depend on seed, epoch and
             sample alone. Runs on threads, or in processes with num_workers.

@@ -25,7 +25,9 @@ from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from destrier.errors import ArgumentError, WorkerError
 from destrier.raised import RemoteTraceback, portable
@@ -59,16 +61,33 @@ class _Pickler(pickle.Pickler):
     """Pickles tensors as arrays, so that their bytes can travel out of band."""
 
     def reducer_override(self, value: Any) -> Any:
-        """Reduce CPU tensors to numpy arrays."""
+        """Reduce CPU tensors to numpy arrays, and arrays to such as need no copy."""
+        if type(value) is np.ndarray:
+            return _turned(value)
         if type(value) is not torch.Tensor or value.device.type != "cpu" or value.requires_grad:
             return NotImplemented
         try:
             if value.dtype in _FOREIGN:
-                plain = value.contiguous().view(_FOREIGN[value.dtype]).numpy()
+                plain = _dense(value).view(_FOREIGN[value.dtype]).numpy()
                 return _from_foreign, (plain, value.dtype)
-            return torch.from_numpy, (value.contiguous().resolve_conj().resolve_neg().numpy(),)
+            return torch.from_numpy, (_dense(value).resolve_conj().resolve_neg().numpy(),)
         except (TypeError, RuntimeError):  # no dense tensor
             return NotImplemented
+
+
+def _dense(value: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy where it has gaps. Images stay as they lie, with channels last."""
+    order = sorted(range(value.ndim), key=value.stride, reverse=True)
+    return value if value.permute(order).is_contiguous() else value.contiguous()
+
+
+def _turned(values: NDArray[Any]) -> Any:
+    """Reduce an array that pickle would copy, but whose values have no gaps."""
+    order = sorted(range(values.ndim), key=values.strides.__getitem__, reverse=True)
+    plain = values.transpose(order)
+    if values.flags.c_contiguous or values.dtype.hasobject or not plain.flags.c_contiguous:
+        return NotImplemented
+    return np.transpose, (plain, np.argsort(order).tolist())
 
 
 def _foreign_types() -> dict[torch.dtype, torch.dtype]:

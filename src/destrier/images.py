@@ -1,0 +1,140 @@
+"""Images: how they are wanted, and from the files of a column to pixels."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from destrier.check import integer
+from destrier.errors import ArgumentError
+from destrier.jpeg import decode_jpeg, scale_of
+
+__all__ = ["Image", "decode_image", "decode_images"]
+
+_BUFFER = re.compile(r" ?<_io\.BytesIO[^>]*>")  # Pillow names what it reads from
+_SHOWN_BYTES = 8
+_MODES = {"rgb": "RGB", "rgba": "RGBA", "gray": "L"}
+
+
+@dataclass(frozen=True)
+class Image:
+    """How the image files of a column are decoded: a value of ``decode=``.
+
+    The mode alone may be given as a string.
+
+    Args:
+        mode: ``"rgb"``, ``"rgba"`` or ``"gray"``.
+        at_least: Height and width that are enough, in pixels. JPEGs are then decoded at the
+            smallest of 1, 1/2, 1/4 and 1/8 of their size that has at least these, which takes less
+            time and memory. The pixels are not those of the whole image resized. Other formats are
+            decoded whole. None decodes all of them whole.
+
+    Raises:
+        ArgumentError: If the mode is unknown, or the size is not two positive integers.
+
+    Example:
+        >>> decode = {"photo": Image("rgb", at_least=(224, 224)), "mask": Image("gray")}
+    """
+
+    mode: str = "rgb"
+    _: KW_ONLY
+    at_least: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode not in _MODES:
+            raise ArgumentError(f"decode mode {self.mode!r} is not one of {', '.join(_MODES)}")
+        if self.at_least is None:
+            return
+        if not isinstance(self.at_least, tuple | list) or len(self.at_least) != 2:
+            raise ArgumentError(f"at_least must be (height, width), got {self.at_least!r}")
+        height, width = (integer("at_least", side, 1) for side in self.at_least)
+        object.__setattr__(self, "at_least", (height, width))
+
+
+def decode_images(values: NDArray[Any], wanted: Image) -> tuple[NDArray[Any], dict[int, str]]:
+    """Decode the files of a column.
+
+    Args:
+        values: Bytes, or None for null.
+        wanted: How they are decoded.
+
+    Returns:
+        Where all have one size and none is null, an array of shape (rows, height, width, channels)
+        that they were decoded into. Else one of objects: arrays of shape (height, width, channels),
+        and None. And by place what is wrong with those that could not be decoded, whose pixels are
+        of no use.
+    """
+    images = np.empty(len(values), np.object_)
+    errors: dict[int, str] = {}
+    stack: NDArray[np.uint8] | None = None
+    one_size = True
+    for i, data in enumerate(values):
+        if data is None:
+            one_size = False
+            continue
+        try:
+            image = decode_image(data, wanted, stack[i] if one_size and stack is not None else None)
+        except ValueError as error:
+            errors[i] = str(error)
+            continue
+        if stack is None:
+            stack = _memory((len(values), *image.shape))
+            stack[i] = image
+        one_size = one_size and image.shape == stack.shape[1:]
+        images[i] = image
+    return (stack if one_size and stack is not None else images), errors
+
+
+def _memory(shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """New memory of Arrow's pool, which keeps its pages: fresh ones cost time, too."""
+    buffer = pa.allocate_buffer(math.prod(shape), resizable=False)
+    return np.frombuffer(buffer, np.uint8).reshape(shape)
+
+
+def decode_image(
+    data: bytes, wanted: Image, out: NDArray[np.uint8] | None = None
+) -> NDArray[np.uint8]:
+    """Decode an image file to uint8 of shape (height, width, channels).
+
+    Args:
+        data: The file.
+        wanted: How it is decoded.
+        out: Memory to decode into, where it has the image's shape.
+
+    Raises:
+        ValueError: If the bytes are not an image that Pillow can read.
+    """
+    mode = _MODES[wanted.mode]
+    try:
+        pixels = decode_jpeg(data, mode, wanted.at_least, out)
+        if pixels is not None:
+            return pixels
+        pixels = _decode_with_pillow(data, mode, wanted.at_least)
+    except Exception as error:
+        text = _BUFFER.sub("", str(error)) or type(error).__name__
+        begins = f" that begin with {data[:_SHOWN_BYTES].hex(' ')}" if data else ""
+        raise ValueError(f"{text} ({len(data):,} bytes{begins})") from error
+    if out is None or out.shape != pixels.shape:
+        return pixels
+    out[:] = pixels
+    return out
+
+
+def _decode_with_pillow(
+    data: bytes, mode: str, at_least: tuple[int, int] | None
+) -> NDArray[np.uint8]:
+    from PIL import Image
+
+    with Image.open(io.BytesIO(data)) as image:
+        scale = scale_of(image.height, image.width, at_least)
+        if scale > 1:  # formats other than JPEG ignore it
+            image.draft(None, (image.width // scale, image.height // scale))
+        pixels = np.asarray(image.convert(mode))
+    return pixels if pixels.ndim == 3 else pixels[:, :, None]
