@@ -227,10 +227,10 @@ def test_sparse_blocks_are_read_directly(tmp_path: Path) -> None:
     n = 2000
     payload = pa.array([bytes([i % 256]) * 10_000 for i in range(n)])
     lance.write_dataset(pa.table({"id": np.arange(n), "data": payload}), uri)
-    rare = dict(filter="id % 100 = 0", columns=["data"])
+    rare = {"filter": "id % 100 = 0", "columns": ["data"]}
     assert batches(uri, cache_dir=tmp_path / "c", **rare) == batches(uri, **rare)
     assert entries(tmp_path / "c") == []
-    dense = dict(filter="id >= 600 AND id < 900", columns=["data"])
+    dense = {"filter": "id >= 600 AND id < 900", "columns": ["data"]}
     assert batches(uri, cache_dir=tmp_path / "c", **dense) == batches(uri, **dense)
     size = int(next((tmp_path / "c").glob("*-*")).name.split("-")[1])
     assert len(entries(tmp_path / "c")) == -(-900 // size) - 600 // size
@@ -492,3 +492,15 @@ def test_density_counts_the_rows_of_each_block(plain: Any) -> None:
     for each in (rows, OffsetRows(chosen)):
         found = Density(each, table.num_rows).of(512, np.arange(2))
         assert found.tolist() == [1.0, (chosen >= 512).sum() / (1003 - 512)]
+
+
+def test_plan_says_what_would_be_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    uri = str(tmp_path / "t.lance")
+    payload = pa.array([bytes(10_000)] * 2000)
+    lance.write_dataset(pa.table({"id": np.arange(2000), "data": payload}), uri)
+    from destrier.cli import main
+
+    assert main(["plan", uri, "--filter", "id % 50 = 0", "--global-batch", "8"]) == 0
+    lines = [line.split("cache_dir=")[-1] for line in capsys.readouterr().out.splitlines()]
+    assert any("id in blocks of 262,144 rows, all kept" in line for line in lines)
+    assert any("data in blocks of 128 rows, none kept: fewer than 1 in 8" in line for line in lines)
