@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import IterableDataset
 
 from destrier.batch import Finished, Finisher, RawBatch, check_extra_columns
+from destrier.caching.cached import CacheFolder
 from destrier.check import integer
 from destrier.counters import Consumer, Counted
 from destrier.errors import ArgumentError, DestrierWarning, IterationError, StateError, VersionError
@@ -101,6 +102,8 @@ class StreamingDataset(Counted, IterableDataset[Any]):
         read_batch_size: Row mode: rows of a RecordBatch handed to the transform.
         io_queue_depth: Accepted for LanceDB's sake; reads are sized by bytes.
         prefetch_bytes: What open rows and batches that wait may take in this process.
+        cache_dir: A folder on local disk that keeps what is read, for later epochs and other jobs.
+        cache_bytes: What the folder may take; None is 32 GiB.
         connection_factory: Called with the table's name in another process to open the table
             there, so that no credentials travel in a pickle.
         worker_info_override: An object with ``id`` and ``num_workers``, for tests.
@@ -150,6 +153,8 @@ class StreamingDataset(Counted, IterableDataset[Any]):
         read_batch_size: int = 64,
         io_queue_depth: int = 4,
         prefetch_bytes: int = DEFAULT_PREFETCH_BYTES,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_bytes: int | None = None,
         connection_factory: Callable[[str], Any] | None = None,
         worker_info_override: Any = None,
         prefetch_batches: int | None = None,
@@ -195,6 +200,7 @@ class StreamingDataset(Counted, IterableDataset[Any]):
         self._queue_depth = transform_queue_depth
         self._read_batch_size = read_batch_size
         self._prefetch_bytes = prefetch_bytes
+        self._cache = CacheFolder.of(cache_dir, cache_bytes)
         self._connection_factory = connection_factory
         self._worker_override = worker_info_override
         self._topology_given = (rank, world_size, replicas)
@@ -361,7 +367,9 @@ class StreamingDataset(Counted, IterableDataset[Any]):
             stream = self._settle()
             shares = self._shares(worker)
             columns = chosen_columns(stream, self.columns)
-            reader = Reader(stream.table, columns, counts=self._counts)
+            reader = Reader(
+                stream.table, columns, counts=self._counts, cache=self._cache, rows=stream.rows
+            )
             batch = self._global_batch()
             held = owned_rows(stream, self.topology, batch, worker)
             threads = 0 if self.transform is None else self._threads or usable_cores()

@@ -248,7 +248,14 @@ class StreamingDataLoader:
         shares = self._shares()
         columns = chosen_columns(stream, self.dataset.columns)
         tolerant = self._on_error != "raise"
-        reader = Reader(stream.table, columns, tolerant=tolerant, counts=self.dataset._counts)
+        reader = Reader(
+            stream.table,
+            columns,
+            tolerant=tolerant,
+            counts=self.dataset._counts,
+            cache=self.dataset._cache,
+            rows=stream.rows,
+        )
         check_extra_columns(columns, self._with_index, self.remainder, stream.table)
         columnar = self._format in ("torch", "numpy")
         images = decode_columns(reader.schema, self._decode) if columnar else {}

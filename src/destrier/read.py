@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from destrier.caching.cached import CachedColumns, CacheFolder
 from destrier.columns import empty_array
 from destrier.counters import Counts
 from destrier.errors import LinkError, ReadError, RowError
 from destrier.keyed import Ints
 from destrier.links.columns import companion
 from destrier.links.reader import BrokenLinksError, LinkReader
+from destrier.selection import RowList
 from destrier.table import Table, lance_call
 from destrier.take import Takes
 from destrier.writing.layout import LINK_KEY, is_blob
@@ -69,6 +71,8 @@ class Reader:
         columns: Names of the columns to read.
         tolerant: Whether a row that cannot be read is reported (else it is raised).
         counts: Where bytes and seconds are added up.
+        cache: A folder on local disk to read through.
+        rows: The rows that will be read, for the cache; None is all.
     """
 
     def __init__(
@@ -78,6 +82,8 @@ class Reader:
         *,
         tolerant: bool = False,
         counts: Counts | None = None,
+        cache: CacheFolder | None = None,
+        rows: RowList | None = None,
     ) -> None:
         self.table = table
         self.columns = columns
@@ -92,6 +98,12 @@ class Reader:
         self._takes = Takes(table)
         self._links = LinkReader(table.storage_options)
         self.schema = pa.schema([_read_field(schema.field(name)) for name in columns])
+        self._cached = None
+        store = None if cache is None else cache.open()
+        if store is not None:
+            self._cached = CachedColumns(
+                store, table, self.schema, rows=rows, fetch=self._fetch, depends=self._companions
+            )
 
     def read(self, offsets: Ints) -> Rows:
         """Read rows.
@@ -193,20 +205,27 @@ class Reader:
 
     def _take(self, offsets: Ints, columns: list[str]) -> pa.RecordBatch:
         fields = [self.schema.field(name) for name in columns]
+        fetch = self._fetch if self._cached is None else self._cached.take
+        found = fetch(offsets, columns)
+        return pa.RecordBatch.from_arrays(
+            [found[name] for name in columns], schema=pa.schema(fields)
+        )
+
+    def _fetch(self, offsets: Ints, columns: list[str]) -> dict[str, pa.Array]:
         kept = [name for name in columns if name not in self._blobs]
         taken: dict[str, pa.Array] = {}
         if kept:
             beside = [self._companions[name] for name in kept if name in self._companions]
             taken = self._take_kept(offsets, list(dict.fromkeys(kept + beside)))
-        found: list[pa.Array] = []
+        found: dict[str, pa.Array] = {}
         for name in columns:
             if name in self._blobs:
-                found.append(_binary(self._read_blobs(name, offsets)))
+                found[name] = _binary(self._read_blobs(name, offsets))
             elif name in self._companions:
-                found.append(self._read_linked(name, offsets, taken))
+                found[name] = self._read_linked(name, offsets, taken)
             else:
-                found.append(taken[name])
-        return pa.RecordBatch.from_arrays(found, schema=pa.schema(fields))
+                found[name] = taken[name]
+        return found
 
     def _take_kept(self, offsets: Ints, names: list[str]) -> dict[str, pa.Array]:
         """Take what the rows hold themselves: values, and descriptions of linked ones."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from destrier.caching.advice import CachedColumn, report_cache
 from destrier.errors import ArgumentError, DestrierWarning
 from destrier.keyed import Ints
 from destrier.links.columns import outside_row_bytes
@@ -216,6 +217,7 @@ class PlanReport:
         deff: Variance of the mean of a batch over that of a uniform order, by the rule in
             `design_effect`; None where nothing is shuffled.
         deff_successive: The same of 16 successive batches.
+        cache: What ``cache_dir=`` would keep of each column.
     """
 
     table: str
@@ -241,6 +243,7 @@ class PlanReport:
     open_bytes: float
     deff: float | None
     deff_successive: float | None
+    cache: list[CachedColumn]
     notes: list[str]
 
     @property
@@ -332,6 +335,7 @@ def report_plan(
         open_bytes=plan.open_rows * plan.row_bytes,
         deff=effect(global_batch),
         deff_successive=effect(_SUCCESSIVE * global_batch),
+        cache=report_cache(stream.table, stream.rows, names),
         notes=plan.notes(),
     )
 

@@ -19,6 +19,7 @@ from destrier.cli.printing import print_facts, print_json
 from destrier.show import number, size
 
 if TYPE_CHECKING:
+    from destrier.caching.advice import CachedColumn
     from destrier.report import PlanReport
 
 __all__ = ["add_commands"]
@@ -112,6 +113,7 @@ def _print_plan(report: PlanReport) -> None:
             if report.open_rows
             else "none: rows are read shortly before their step",
             "deff": _effects(report),
+            "with cache_dir=": "; ".join(map(_kept, report.cache)),
         }
     )
     print(f"\nstep {report.step} of epoch {report.epoch}, row offsets of each rank:")
@@ -121,6 +123,15 @@ def _print_plan(report: PlanReport) -> None:
         print(f"  rank {share.rank}: {rows}{more}")
     for note in report.notes:
         print(f"\nnote: {note}")
+
+
+def _kept(column: CachedColumn) -> str:
+    blocks = f"{column.name} in blocks of {column.block_rows:,} rows"
+    if column.kept_blocks == column.blocks:
+        return f"{blocks}, all kept"
+    kept = f"{column.kept_blocks:,} of {column.blocks:,}" if column.kept_blocks else "none"
+    least = round(1 / column.least_density)
+    return f"{blocks}, {kept} kept: fewer than 1 in {least} rows of the others are selected"
 
 
 def _order(report: PlanReport) -> str:
