@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -34,14 +35,31 @@ def machine() -> dict[str, Any]:
     }
 
 
-def fresh(script: Path, *arguments: str, python: str = sys.executable) -> dict[str, Any]:
-    """Run a script in a fresh process; its last line is its result as JSON."""
-    result = subprocess.run(
-        [python, str(script), *arguments], capture_output=True, text=True, check=False
+def fresh(
+    script: Path, *arguments: str, python: str = sys.executable, limit: float | None = None
+) -> dict[str, Any]:
+    """Run a script in a fresh process; its last line is its result as JSON.
+
+    Raises:
+        SystemExit: If it fails.
+        TimeoutExpired: If it takes more seconds than the limit; it and what it started is ended.
+    """
+    process = subprocess.Popen(
+        [python, str(script), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
-    if result.returncode:
-        raise SystemExit(f"{script.name} {' '.join(arguments)} failed:\n{result.stderr[-3000:]}")
-    value: dict[str, Any] = json.loads(result.stdout.strip().splitlines()[-1])
+    try:
+        out, err = process.communicate(timeout=limit)
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise
+    if process.returncode:
+        raise SystemExit(f"{script.name} {' '.join(arguments)} failed:\n{err[-3000:]}")
+    value: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
     return value
 
 
