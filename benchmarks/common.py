@@ -94,21 +94,6 @@ def timed(function: Any) -> tuple[float, Any]:
     return time.perf_counter() - began, value
 
 
-def small_rows(rows: int = 2_000_000) -> Path:
-    """A table of 8 float32 columns and a label."""
-    path = DATA / f"small-{rows}.lance"
-    if not path.exists():
-        import lance
-        import numpy as np
-        import pyarrow as pa
-
-        rng = np.random.default_rng(0)
-        columns = {f"f{i}": rng.random(rows, dtype=np.float32) for i in range(8)}
-        columns["label"] = rng.integers(0, 100, rows)
-        lance.write_dataset(pa.table(columns), str(path))
-    return path
-
-
 def long_table(rows: int) -> Path:
     """A table of an id and a label, written in pieces."""
     path = DATA / f"long-{rows}.lance"

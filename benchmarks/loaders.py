@@ -76,6 +76,7 @@ class Finish:
         self.rng = np.random.default_rng(seed)
 
     def __call__(self, value: Any) -> Any:
+        """The value, decoded or cropped if that is asked for."""
         if self.images is None:
             return value
         return finished(value, self.images, self.decoder, self.rng)
@@ -173,7 +174,7 @@ def lancedb(job: Job) -> Build:
             num_workers=job.case.workers,
             multiprocessing_context="spawn" if job.case.workers else None,
         )
-        for batch in endless(loader):
+        for batch in loader:  # one epoch: the next would be planned for as long as this one
             yield labels_of(load, batch), batch
 
     return build
@@ -187,6 +188,7 @@ class Rows:
         self.finish = finish
 
     def __call__(self, batch: Any) -> list[Any]:
+        """The rows as dicts."""
         import torch
 
         if self.table == "tokens":
@@ -258,7 +260,7 @@ def same(value: Any) -> Any:
 
 
 def torch_lance(job: Job) -> Build:
-    """torch's DataLoader with a RandomSampler, one take a batch: a uniform shuffle."""
+    """The DataLoader of torch with a RandomSampler, one take a batch: a uniform shuffle."""
     import lance  # noqa: F401 - before the clock starts
     import torch
     from torch.utils.data import DataLoader
@@ -290,6 +292,7 @@ class Item:
         self.finish = job.finisher()
 
     def __call__(self, row: Any) -> Any:
+        """The row with its value finished."""
         row["value"] = self.finish(row["value"])
         return row
 
@@ -297,15 +300,14 @@ class Item:
 def peer_batches(load: Workload, loader: Iterable[Any]) -> Iterator[Batch]:
     """Batches of the collated rows of a peer, none of which filters or leaves columns out."""
     for batch in endless(loader):
-        values = batch["value"] if isinstance(batch, dict) else batch
         if load.table in ("wide", "tokens"):
+            values = batch["value"] if isinstance(batch, dict) else batch
             yield np.asarray(values[:, 0]), values
             continue
-        labels = batch["label"]
         if load.filter is not None:
-            keep = values[:, 0] < KEPT_BELOW
-            values, labels = values[keep], labels[keep]
-        yield np.asarray(labels), values
+            keep = (batch["f0"] if "f0" in batch else batch["value"][:, 0]) < KEPT_BELOW
+            batch = {name: values[keep] for name, values in batch.items()}  # noqa: PLW2901
+        yield np.asarray(batch["label"]), batch
 
 
 def litdata(job: Job) -> Build:

@@ -86,6 +86,8 @@ def measure(workload: str, case: Case, path: str, rows: int, seconds: float, see
     cpu = cpu_seconds(pids) - cpu
     late = memory(pids)
     samples = sum(map(len, delivered[done:]))
+    if not samples:
+        raise SystemExit(f"the epoch of {rows:,} rows ended before the measurement began")
     labels = np.concatenate(delivered).astype(np.int64)
     report(
         {
@@ -101,20 +103,23 @@ def measure(workload: str, case: Case, path: str, rows: int, seconds: float, see
     )
 
 
-def _take(batches: Iterator[tuple[np.ndarray, object]], delivered: list[np.ndarray]) -> None:
-    labels, payload = next(batches)
+def _take(batches: Iterator[tuple[np.ndarray, object]], delivered: list[np.ndarray]) -> bool:
+    """Take a batch, read it, and note its labels; False if there is none."""
+    item = next(batches, None)
+    if item is None:
+        return False
+    labels, payload = item
     touch(payload)
     delivered.append(np.array(labels))
+    return True
 
 
 def _run(
     batches: Iterator[tuple[np.ndarray, object]], delivered: list[np.ndarray], seconds: float
 ) -> None:
     until = time.perf_counter() + seconds
-    while True:
-        _take(batches, delivered)
-        if time.perf_counter() >= until:
-            return
+    while _take(batches, delivered) and time.perf_counter() < until:
+        pass
 
 
 def main() -> None:
@@ -129,9 +134,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     case = Case(options.loader, options.workers, options.decoder)
-    measure(
-        options.workload, case, options.path, options.rows, options.seconds, options.seed
-    )
+    measure(options.workload, case, options.path, options.rows, options.seconds, options.seed)
     sys.stdout.flush()
     for pid in tree()[1:]:  # workers in the middle of an epoch, who would disturb the next case
         os.kill(pid, signal.SIGKILL)

@@ -106,9 +106,7 @@ def limit_run(load: Workload, path: str, seconds: float, seed: int) -> dict[str,
     return fresh(HERE / "limits.py", *arguments, "--seed", str(seed), limit=LIMIT)
 
 
-def goes_on(
-    case: Case, load: Workload, runs: dict[Case, list[dict[str, Any]]], rows: int
-) -> bool:
+def goes_on(case: Case, load: Workload, runs: dict[Case, list[dict[str, Any]]], rows: int) -> bool:
     """Whether a case is measured after the first round."""
     first = runs[case][0]
     if "failed" in first or (case.loader == "lancedb" and rows >= _PLANS_LONG):
@@ -146,6 +144,7 @@ def summary(result: dict[str, Any]) -> dict[str, Any]:
             "quality": quality([run["quality"] for run in good]),
             "rounds": len(good),
         }
+        table[name]["even"] = _is_even(table[name]["quality"])
     return {"cases": table, "ratios": ratios(result, table)}
 
 
@@ -153,7 +152,7 @@ def ratios(result: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
     """Our rate to the best peer's, to Lance's reads and to the machine's limits."""
     ours = {n: c for n, c in result["cases"].items() if LOADERS[c["loader"]].ours}
     peers = {n: c for n, c in result["cases"].items() if n not in ours}
-    even = {n: c for n, c in peers.items() if _is_even(table[n])}
+    even = {n: c for n, c in peers.items() if table[n].get("even")}
     found: dict[str, Any] = {}
     for name, case in ours.items():
         against: dict[str, list[float]] = {}
@@ -179,13 +178,10 @@ def ratios(result: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _is_even(row: dict[str, Any]) -> bool:
-    deff = None if "failed" in row else row["quality"]["deff_1"]
-    # Few batches say a deff only roughly: allow what chance does to a uniform order.
-    return (
-        deff is not None
-        and deff <= EVEN + 2 * (2 / max(1, row["quality"]["deff_1_count"])) ** 0.5
-    )
+def _is_even(measured: dict[str, Any]) -> bool:
+    """Whether a shuffle is; few batches say so only roughly: allow what chance does."""
+    deff, count = measured["deff_1"], measured["deff_1_count"]
+    return deff is not None and deff <= EVEN + 2 * (2 / count) ** 0.5
 
 
 def _best(found: dict[str, Any], number: int) -> float:
