@@ -71,7 +71,8 @@ def section(results: dict[str, Any]) -> list[str]:
             "were delivered: tables are sorted by 100 classes, and deff is the variance of the "
             "mean class of a batch, or of 16 successive ones, over that of a uniform order (1 is "
             "uniform; a batch of one class has as many as it has rows). Classes are those met in "
-            "64 rows; a uniform order has 47."
+            "64 rows; a uniform order has 47. PSS is memory with shared pages divided among "
+            "those who share them, over all processes of a loader."
         ),
         *paragraph(
             "A run on decoded images delivers fewer rows than the windows of the default order "
@@ -112,8 +113,7 @@ def workload(name: str, result: dict[str, Any]) -> list[str]:
             + (f", `{load.filter}`; rates are of kept rows" if load.filter else "")
             + "."
         ),
-        "| loader | samples/s | CPU µs a sample | first batch, s | memory (PSS), MB | deff of 1 "
-        "| of 16 | classes | rounds |",
+        "| loader | samples/s | CPU µs | first batch, s | PSS, MB | deff, 1 | 16 | classes | n |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for case, row in summary["cases"].items():
@@ -167,8 +167,7 @@ def _figure(value: float | None) -> str:
 def readme_table(results: dict[str, Any]) -> list[str]:
     """A line for each workload: our rate, the best peer's, and the ratio."""
     lines = [
-        "| samples/s | Destrier | clump 1 | the best other loader | ratio | the best with an even "
-        "shuffle | ratio |",
+        "| samples/s | Destrier | clump 1 | best other | ratio | best even shuffle | ratio |",
         "|---|---|---|---|---|---|---|",
     ]
     found = results["workloads"]

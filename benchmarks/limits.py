@@ -72,6 +72,7 @@ class Takes:
         self.at = 0
 
     def __call__(self) -> int:
+        """Take, and return how many rows."""
         chosen = self.starts[self.at : self.at + self.count]
         self.at = 0 if self.at + self.count >= len(self.starts) else self.at + self.count
         places = np.sort(chosen)[:, None] * self.run + np.arange(self.run)
@@ -116,13 +117,15 @@ def cached(path: str, stored_row_bytes: float) -> Callable[[], int]:
     """Reads of the table's largest file, which the system has in its cache."""
     file = max(Path(path, "data").iterdir(), key=lambda p: p.stat().st_size)
     buffer = memoryview(bytearray(READ_BYTES))
-    source = open(file, "rb", buffering=0)  # noqa: SIM115 - read until the process ends
+    position = 0
 
     def step() -> int:
-        read = source.readinto(buffer)
-        if not read:
-            source.seek(0)
-        return int((read or 0) / stored_row_bytes)
+        nonlocal position
+        with file.open("rb", buffering=0) as source:
+            source.seek(position)
+            read = source.readinto(buffer) or 0
+        position = position + read if read else 0
+        return int(read / stored_row_bytes)
 
     return step
 

@@ -192,7 +192,9 @@ class Rows:
         import torch
 
         if self.table == "tokens":
-            return [{"tokens": row} for row in torch.from_numpy(token_matrix(batch.column(0)))]
+            return [
+                {"tokens": row} for row in torch.from_numpy(token_matrix(batch.column(0)).copy())
+            ]
         if self.table == "jpeg":
             images, labels = batch["image"], batch["label"].to_pylist()
             rows = zip(images, labels, strict=True)
@@ -240,9 +242,10 @@ class Offsets:
         if self.kept is not None:
             offsets = self.kept[offsets]
         columns = list(self.load.columns) if self.load.columns else None
+        # Arrow's memory is copied: a tensor may be written to.
         taken = self._open().take(offsets, columns=columns).combine_chunks()
         if self.load.table == "tokens":
-            tokens = token_matrix(taken["tokens"].combine_chunks())
+            tokens = token_matrix(taken["tokens"].combine_chunks()).copy()
             return tokens[:, 0], torch.from_numpy(tokens)
         if self.load.table == "jpeg":
             images = [self.finish(value.as_py()) for value in taken["image"]]
@@ -250,7 +253,9 @@ class Offsets:
             if self.load.images == "bytes":
                 return labels, images
             return labels, torch.from_numpy(np.stack(images))
-        batch = {name: torch.from_numpy(taken[name].to_numpy()) for name in taken.column_names}
+        batch = {
+            name: torch.from_numpy(taken[name].to_numpy().copy()) for name in taken.column_names
+        }
         return labels_of(self.load, batch), batch
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from common import HERE, OUT
-from comparison import README_MARKS, paragraph, readme_table, section, shown
+from comparison import README_MARKS, paragraph, readme_table, shown
+from comparison import section as throughput_section
 
 CASES = {
     "plain": "no filter",
@@ -210,12 +211,12 @@ def main() -> None:
     lines = [
         "# Benchmarks",
         "",
-        "What was measured, with which script. `make bench-full` runs them all again, in about an hour,",
-        "and writes this page; `make bench` runs what compares with others on little data.",
+        "What was measured, with which script. `make bench-full` runs them all again, in about an",
+        "hour, and writes this page; `make bench` tries the scripts on little data.",
         "",
     ]
     sections = (
-        ("throughput", section),
+        ("throughput", throughput_section),
         ("scale", scale_section),
         ("steady", steady_section),
         ("links", links_section),
