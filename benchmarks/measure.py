@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from common import report
-from loaders import Case, build, touch
+from loaders import LOADERS, Case, build, touch
 from quality import counts
 from workloads import WORKLOADS
 
@@ -76,7 +76,8 @@ def measure(workload: str, case: Case, path: str, rows: int, seconds: float, see
     delivered: list[np.ndarray] = []
     _take(batches, delivered)
     first = time.perf_counter() - began
-    _run(batches, delivered, seconds * _WARM_UP)
+    ahead = min(LOADERS[case.loader].ahead(load), rows // 2)
+    _run(batches, delivered, seconds * _WARM_UP, least=ahead)
     pids = tree()
     early = memory(pids)["pss_mb"]
     cpu, began, done = cpu_seconds(pids), time.perf_counter(), len(delivered)
@@ -115,10 +116,16 @@ def _take(batches: Iterator[tuple[np.ndarray, object]], delivered: list[np.ndarr
 
 
 def _run(
-    batches: Iterator[tuple[np.ndarray, object]], delivered: list[np.ndarray], seconds: float
+    batches: Iterator[tuple[np.ndarray, object]],
+    delivered: list[np.ndarray],
+    seconds: float,
+    least: int = 0,
 ) -> None:
-    until = time.perf_counter() + seconds
-    while _take(batches, delivered) and time.perf_counter() < until:
+    """Take batches for some seconds, and at least so many rows."""
+    until, before = time.perf_counter() + seconds, len(delivered)
+    while _take(batches, delivered) and (
+        time.perf_counter() < until or sum(map(len, delivered[before:])) < least
+    ):
         pass
 
 
