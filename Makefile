@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PEERS := .venv-peers
 
-.PHONY: help demo test check bench peers clean
+.PHONY: help demo test check bench bench-full peers clean
 
 help: ## Print this list
-	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /make \1\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 14
 
 demo: $(INSTALLED) ## Train on real digits, kill the run, resume it on 3 and 1 processes, compare
 	$(BIN)/destrier demo
@@ -22,7 +22,10 @@ check: $(INSTALLED) ## Check style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict
 
-bench: $(INSTALLED) ## Run the benchmarks
+bench: $(INSTALLED) peers ## Run the benchmarks on little data: little can be told from them
+	$(BIN)/python benchmarks/run.py --quick
+
+bench-full: $(INSTALLED) peers ## Run the benchmarks in full, an hour, and write docs/benchmarks.md
 	$(BIN)/python benchmarks/run.py
 
 peers: $(PEERS)/.installed ## Install the original libraries, the oracles of the formats

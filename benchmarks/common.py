@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -34,14 +35,31 @@ def machine() -> dict[str, Any]:
     }
 
 
-def fresh(script: Path, *arguments: str, python: str = sys.executable) -> dict[str, Any]:
-    """Run a script in a fresh process; its last line is its result as JSON."""
-    result = subprocess.run(
-        [python, str(script), *arguments], capture_output=True, text=True, check=False
+def fresh(
+    script: Path, *arguments: str, python: str = sys.executable, limit: float | None = None
+) -> dict[str, Any]:
+    """Run a script in a fresh process; its last line is its result as JSON.
+
+    Raises:
+        SystemExit: If it fails.
+        TimeoutExpired: If it takes more seconds than the limit; it and what it started is ended.
+    """
+    process = subprocess.Popen(
+        [python, str(script), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
-    if result.returncode:
-        raise SystemExit(f"{script.name} {' '.join(arguments)} failed:\n{result.stderr[-3000:]}")
-    value: dict[str, Any] = json.loads(result.stdout.strip().splitlines()[-1])
+    try:
+        out, err = process.communicate(timeout=limit)
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise
+    if process.returncode:
+        raise SystemExit(f"{script.name} {' '.join(arguments)} failed:\n{err[-3000:]}")
+    value: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
     return value
 
 
@@ -74,21 +92,6 @@ def timed(function: Any) -> tuple[float, Any]:
     began = time.perf_counter()
     value = function()
     return time.perf_counter() - began, value
-
-
-def small_rows(rows: int = 2_000_000) -> Path:
-    """A table of 8 float32 columns and a label."""
-    path = DATA / f"small-{rows}.lance"
-    if not path.exists():
-        import lance
-        import numpy as np
-        import pyarrow as pa
-
-        rng = np.random.default_rng(0)
-        columns = {f"f{i}": rng.random(rows, dtype=np.float32) for i in range(8)}
-        columns["label"] = rng.integers(0, 100, rows)
-        lance.write_dataset(pa.table(columns), str(path))
-    return path
 
 
 def long_table(rows: int) -> Path:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import textwrap
+from pathlib import Path
 from typing import Any
 
 from common import HERE, OUT
+from comparison import README_MARKS, paragraph, readme_table, shown
+from comparison import section as throughput_section
 
 CASES = {
     "plain": "no filter",
@@ -26,11 +28,6 @@ def machine(result: dict[str, Any]) -> str:
         f"Measured on {m['date']}, {m['system']} with {m['cores']} cores and "
         f"{m['memory_gib']} GiB, Python {m['python']}, {versions}."
     )
-
-
-def shown(value: dict[str, float], digits: int = 2, scale: float = 1.0) -> str:
-    low, high = (f"{value[key] * scale:,.{digits}f}" for key in ("min", "max"))
-    return f"{value['median'] * scale:,.{digits}f} ({low} to {high})"
 
 
 def scale_section(result: dict[str, Any]) -> list[str]:
@@ -94,40 +91,6 @@ def steady_section(result: dict[str, Any]) -> list[str]:
         *(f"| {name} | {value} |" for name, value in rows),
         "",
     ]
-
-
-def peers_section(result: dict[str, Any]) -> list[str]:
-    lines = [
-        "## Small rows against other loaders",
-        "",
-        "2 million rows of 8 float32 and a label, batches of 1,024, one machine, local disk, warm;",
-        "settings in `benchmarks/peers.py`. Every run is a fresh process; rounds are interleaved,",
-        "because the machine's speed drifts: only the ratios, taken round by round, can be",
-        "relied on.",
-        "Shuffles differ: ours is close to uniform (deff of one batch at most 1.1), LitData's is",
-        "inside chunks.",
-        "",
-        machine(result),
-        "",
-        "| loader | rows/s | first batch, s |",
-        "|---|---|---|",
-    ]
-    for name, run in result["runs"].items():
-        if "rows_per_second" in run:
-            lines.append(f"| {name} | {shown(run['rows_per_second'], 0)} | {shown(run['first'])} |")
-    lines += ["", "| ratio | median (range) |", "|---|---|"]
-    for name, ratio in result["ratios"].items():
-        lines.append(f"| rows/s, {name}, each at its best setting | {shown(ratio, 1)} |")
-    first = result["first_sample_lancedb_to_destrier"]
-    lines += [
-        f"| time to the first sample with 64 splits, LanceDB to destrier | {shown(first, 0)} |",
-        "",
-    ]
-    return lines
-
-
-def paragraph(text: str) -> list[str]:
-    return [*textwrap.wrap(text, 100), ""]
 
 
 def links_section(result: dict[str, Any]) -> list[str]:
@@ -248,14 +211,14 @@ def main() -> None:
     lines = [
         "# Benchmarks",
         "",
-        "What was measured, with which script. `make bench` runs them all again and",
-        "`python benchmarks/page.py` writes this page from their results.",
+        "What was measured, with which script. `make bench-full` runs them all again, in about an",
+        "hour, and writes this page; `make bench` tries the scripts on little data.",
         "",
     ]
     sections = (
+        ("throughput", throughput_section),
         ("scale", scale_section),
         ("steady", steady_section),
-        ("peers", peers_section),
         ("links", links_section),
         ("ingest", ingest_section),
     )
@@ -268,6 +231,20 @@ def main() -> None:
         elif f"benchmarks/{name}.py" in before:
             lines += before[f"benchmarks/{name}.py"]
     page.write_text("\n".join(lines).rstrip() + "\n")
+    readme(HERE.parent / "README.md", OUT / "throughput.json")
+
+
+def readme(path: Path, result: Path) -> None:
+    """Print the short table, and put it between the marks in the README if they are there."""
+    if not result.exists():
+        return
+    table = readme_table(json.loads(result.read_text()))
+    print("\n".join(table))
+    begin, end = README_MARKS
+    text = path.read_text()
+    if begin in text and end in text:
+        before, after = text.split(begin)[0], text.split(end)[1]
+        path.write_text("\n".join([before + begin, "", *table, "", end]) + after)
 
 
 def kept(page: str) -> dict[str, list[str]]:

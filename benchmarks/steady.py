@@ -10,7 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-from common import fresh, report, resident, save, small_rows, spread
+from common import fresh, report, resident, save, spread
+from data import dataset
 
 ROUNDS = 5
 BATCHES = 10_000
@@ -53,7 +54,7 @@ def gap(path: str) -> None:
     from destrier import StreamingDataLoader, StreamingDataset
 
     gaps, times = [], []
-    dataset = StreamingDataset(path, filter="label < 2")
+    dataset = StreamingDataset(path, filter="f0 < 0.02")
     with StreamingDataLoader(dataset, batch_size=64) as loader:
         for epoch in range(4):
             began = time.perf_counter()
@@ -74,7 +75,7 @@ CASES = {"memory": memory, "sleeper": sleeper, "gap": gap}
 
 
 def main() -> None:
-    path = str(small_rows())
+    path = str(dataset("small", "lance", 2_000_000))
     runs = {
         name: [fresh(Path(__file__), name, path) for _ in range(1 if name == "memory" else ROUNDS)]
         for name in CASES
