@@ -18,6 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from destrier.keyed import Ints
+from destrier.memory import gather
 
 __all__ = ["Column", "Columns", "dense_bytes", "dense_type", "empty_array", "from_arrow", "take"]
 
@@ -184,4 +185,4 @@ def _ragged(array: pa.Array) -> Column:
 def take(column: Column, index: Ints) -> Column:
     """The rows at ``index``, copied."""
     valid = None if column.valid is None else column.valid[index]
-    return Column(np.take(column.values, index, axis=0), valid)
+    return Column(gather(column.values, index), valid)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import io
-import math
 import re
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from destrier.check import integer
 from destrier.errors import ArgumentError
 from destrier.jpeg import decode_jpeg, scale_of
+from destrier.memory import fresh
 
 __all__ = ["Image", "decode_image", "decode_images"]
 
@@ -85,17 +84,11 @@ def decode_images(values: NDArray[Any], wanted: Image) -> tuple[NDArray[Any], di
             errors[i] = str(error)
             continue
         if stack is None:
-            stack = _memory((len(values), *image.shape))
+            stack = fresh((len(values), *image.shape), np.uint8)
             stack[i] = image
         one_size = one_size and image.shape == stack.shape[1:]
         images[i] = image
     return (stack if one_size and stack is not None else images), errors
-
-
-def _memory(shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """New memory of Arrow's pool, which keeps its pages: fresh ones cost time, too."""
-    buffer = pa.allocate_buffer(math.prod(shape), resizable=False)
-    return np.frombuffer(buffer, np.uint8).reshape(shape)
 
 
 def decode_image(

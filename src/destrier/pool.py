@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from destrier.columns import Column, Columns, empty_array, from_arrow, take
 from destrier.keyed import Ints
+from destrier.memory import gather
 from destrier.read import Rows
 from destrier.wide import gather_wide, is_wide
 
@@ -140,7 +141,7 @@ class ColumnPool:
             if name in self._narrow:
                 values = np.ascontiguousarray(packed[name])
             else:
-                values = np.take(self._values[name], places, axis=0)
+                values = gather(self._values[name], places)
             valid = self._valid.get(name)
             columns[name] = Column(values, None if valid is None else valid[places])
         return columns

@@ -17,7 +17,7 @@ from destrier.batch import Finished, RawBatch
 from destrier.columns import dense_bytes, dense_type
 from destrier.errors import ColumnError, DestrierError, DestrierWarning, ReadError, StateError
 from destrier.links.columns import delivered_columns
-from destrier.pipeline import Delivery, Epoch, Pipeline, blocks_ahead
+from destrier.pipeline import READ_AHEAD, Delivery, Epoch, Pipeline
 from destrier.plan import Shares, Steps
 from destrier.read import Reader
 from destrier.schedule import BLOCK_BYTES, Held, Schedule, open_rows
@@ -175,9 +175,7 @@ class Runner:
             )
             held = 0
         self._block_bytes = min(BLOCK_BYTES, work.prefetch_bytes // 16)
-        ahead = (
-            blocks_ahead(work.reader) + 2
-        ) * self._block_bytes  # blocks that are read, or were just read
+        ahead = (READ_AHEAD + 2) * self._block_bytes  # that are read, or were just read
         self._ready_bytes = max(work.prefetch_bytes - held - ahead, work.prefetch_bytes // 8)
 
     def start(self, epoch: int, counter: int) -> Shares:

@@ -1,0 +1,36 @@
+"""Memory for batches, from Arrow's pool.
+
+The pool keeps its pages. What `numpy` allocates is given back to the system with each batch and
+comes back page by page, which takes longer than to fill it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import DTypeLike, NDArray
+
+from destrier.keyed import Ints
+
+__all__ = ["fresh", "gather"]
+
+_LARGE = 1 << 16  # bytes: smaller arrays are kept by the allocator, too
+
+
+def fresh(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    """Return an array of any content, that may be written to."""
+    kind = np.dtype(dtype)
+    buffer = pa.allocate_buffer(math.prod(shape) * kind.itemsize, resizable=False)
+    return np.frombuffer(buffer, kind).reshape(shape)
+
+
+def gather(values: NDArray[Any], index: Ints) -> NDArray[Any]:
+    """Copy the rows at ``index``, all of which there are."""
+    shape = (len(index), *values.shape[1:])
+    if values.dtype == np.object_ or math.prod(shape) * values.itemsize < _LARGE:
+        return np.take(values, index, axis=0)
+    # With the mode "raise" numpy would fill a copy first.
+    return np.take(values, index, axis=0, out=fresh(shape, values.dtype), mode="clip")
