@@ -10,11 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+import destrier
 from destrier import StreamingDataLoader, StreamingDataset, uring
 from destrier.errors import ReadError
 from destrier.read import Reader
 from destrier.table import open_table
 from destrier.take import Takes
+from destrier.writing.layout import is_blob
 
 
 @pytest.fixture(params=["uring", "ordinary"])
@@ -109,3 +111,36 @@ def test_without_a_ring_tables_are_read_all_the_same(
 def ids_of(path: str) -> list[Any]:
     with StreamingDataLoader(StreamingDataset(path, columns=["id"]), batch_size=10) as loader:
         return [batch["id"].tolist() for batch in loader]
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("kind", ["blob v1", "blob v2", "linked"])
+def test_blobs_of_large_fragments(tmp_path: Path, kind: str) -> None:
+    values = [bytes([i % 256]) * (i % 50 + 1) for i in range(1000)]
+    place = str(tmp_path / "blobs.lance")
+    if kind == "linked":
+        folder = tmp_path / "files"
+        folder.mkdir()
+        for i, value in enumerate(values):
+            (folder / f"{i:04}.bin").write_bytes(value)
+        destrier.link(folder, place, format="folder", pattern="*.bin")
+        dataset = lance.dataset(place)
+        name = next(f.name for f in dataset.schema if is_blob(f))
+    elif kind == "blob v2":
+        name = "image"
+        schema = pa.schema([lance.blob_field(name), pa.field("id", pa.int64())])
+        rows = pa.table({name: lance.blob_array(values), "id": range(1000)}, schema=schema)
+        lance.write_dataset(rows, place, data_storage_version="2.2")
+    else:
+        name = "image"
+        metadata = {"lance-encoding:blob": "true"}
+        schema = pa.schema(
+            [pa.field(name, pa.large_binary(), metadata=metadata), pa.field("id", pa.int64())]
+        )
+        rows = pa.table({name: values, "id": range(1000)}, schema=schema)
+        lance.write_dataset(rows, place, data_storage_version="2.0")
+    reader = Reader(open_table(place), [name])
+    found = reader.read(np.arange(1000)).batch.column(0).to_pylist()
+    assert found == values
+    some = np.array([3, 40, 41, 999])
+    assert reader.read(some).batch.column(0).to_pylist() == [values[i] for i in some]

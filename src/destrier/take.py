@@ -13,6 +13,7 @@ from destrier.errors import ReadError
 from destrier.keyed import Ints
 from destrier.table import Table
 from destrier.uring import uring_uri
+from destrier.writing.layout import is_blob
 
 __all__ = ["Takes"]
 
@@ -76,7 +77,9 @@ class Takes:
         }
 
     def _pieces(self, offsets: Ints, names: list[str]) -> Iterator[pa.Table]:
-        if self.table.remote or offsets[0] < 0 or offsets[-1] >= self._bounds[-1]:
+        # Fragments cannot give the descriptions of blobs.
+        whole = any(is_blob(self.table.schema.field(name)) for name in names)
+        if whole or self.table.remote or offsets[0] < 0 or offsets[-1] >= self._bounds[-1]:
             yield self.dataset.take(pa.array(offsets), columns=names)
             return
         first = int(np.searchsorted(self._bounds, offsets[0], side="right")) - 1
