@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -142,6 +143,8 @@ class LoaderIterator:
     """One epoch of a loader."""
 
     def __init__(self, loader: StreamingDataLoader) -> None:
+        self._counts = loader._counts
+        began = time.perf_counter()
         older = loader._live
         if older is not None:
             older.end("a newer iterator of the loader was started")
@@ -160,6 +163,7 @@ class LoaderIterator:
         self.total = self._shares.rows_left
         self.share_rows = self._shares.largest
         dataset._live = weakref.ref(self)
+        self._given = self._counts.done("start", began)  # when the trainer got something last
 
     def __iter__(self) -> LoaderIterator:
         return self
@@ -186,6 +190,7 @@ class LoaderIterator:
                 raise IterationError(f"this iterator is closed: {self._why}")
             raise StopIteration
         dataset = loader.dataset
+        asked = self._counts.done("train", self._given)
         try:
             delivery = self._runner.get()
         except BaseException as error:
@@ -200,9 +205,14 @@ class LoaderIterator:
             raise StopIteration
         counter = self._shares.counter(delivery.index + 1)
         dataset._position = replace(dataset._position, counter=counter)
-        self.consumed += self._shares.size(delivery.index)
+        rows, finished = self._shares.size(delivery.index), delivery.value
+        self.consumed += rows
         dataset._last_consumed = self.consumed  # it may be dropped without a word
-        return loader._deliver(delivery.value)
+        batch = loader._deliver(finished)
+        self._given = self._counts.done(
+            "next", asked, rows=rows, size=finished.bytes, step=delivery.index
+        )
+        return batch
 
     def restart(self) -> None:
         """Go on at the loader's position."""

@@ -164,6 +164,7 @@ class StreamingDataLoader:
         self._prefetch_bytes = prefetch_bytes
         self._uneven = dataset.uneven if uneven is None else uneven
         self._with_index = dataset.with_index if with_index is None else with_index
+        self._counts = dataset._counts.part()
         self._runner: Runner | None = None
         self._workers: TransformWorkers | None = None
         self._failures: deque[RowError] = deque(maxlen=_MOST_FAILURES)
@@ -247,7 +248,7 @@ class StreamingDataLoader:
         shares = self._shares()
         columns = chosen_columns(stream, self.dataset.columns)
         tolerant = self._on_error != "raise"
-        reader = Reader(stream.table, columns, tolerant=tolerant, counts=self.dataset._counts)
+        reader = Reader(stream.table, columns, tolerant=tolerant, counts=self._counts)
         check_extra_columns(columns, self._with_index, self.remainder, stream.table)
         columnar = self._format in ("torch", "numpy")
         images = decode_columns(reader.schema, self._decode) if columnar else {}
@@ -265,6 +266,7 @@ class StreamingDataLoader:
             on_error=self._on_error,
             with_index=self._with_index,
             run_transform=workers,
+            counts=self._counts,
         )
         threads = self._num_workers
         if not threads and (images or self._transform or self._collate_fn or not columnar):
@@ -287,11 +289,12 @@ class StreamingDataLoader:
         if failed:
             self._failures.extend(failed)
             self.rows_skipped += len(failed)
-            self.dataset._counts.add("rows_skipped", len(failed))
+            self._counts.add("rows_skipped", len(failed))
             logger.warning("%d rows of a batch failed, first: %s", len(failed), failed[0])
         if self._device is None:
             return finished.batch
-        return moved(finished.batch, self._device)
+        with self._counts.time("move"):
+            return moved(finished.batch, self._device)
 
     @property
     def failures(self) -> list[RowError]:
