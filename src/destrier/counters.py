@@ -50,6 +50,8 @@ class Counts:
         self._sums: dict[str, float] = {}
         self._stages: dict[str, list[float]] = {}
         self._parts: list[Counts] = []
+        self._early: dict[str, float] | None = None
+        self._cpu_began: float | None = None
         self.trace: Trace | None = None
 
     def part(self) -> Counts:
@@ -100,8 +102,9 @@ class Counts:
             sums[2] += 1
             sums[3] += rows
             sums[4] += size
-        if self.trace is not None:
-            self.trace.add(stage, began, now, rows, size, step)
+        trace = self.trace
+        if trace is not None:
+            trace.add(stage, began, now, rows, size, step)
         return now
 
     @contextlib.contextmanager
@@ -118,6 +121,33 @@ class Counts:
         with self._lock:
             own = Sums(*self._stages.get(name, ()))
         return Sums(*map(sum, zip(own, *(part.stage(name) for part in self._parts), strict=True)))
+
+    def mark_first(self) -> None:
+        """Note that the first batch is out, once: what came before is how long a start takes."""
+        if self._early is None:
+            with self._lock:
+                self._early = {name: sums[0] for name, sums in self._stages.items()}
+
+    def early(self, stage: str) -> float:
+        """Seconds of a stage until the first batch was out."""
+        return (self._early or {}).get(stage, 0.0)
+
+    def enter(self) -> None:
+        """Count the processor time of this process from now on."""
+        if self._cpu_began is None:
+            self._cpu_began = time.process_time()
+
+    def leave(self) -> None:
+        """Count it no longer."""
+        if self._cpu_began is not None:
+            self.add("cpu_seconds", time.process_time() - self._cpu_began)
+            self._cpu_began = None
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Processor time of this process between `enter` and `leave`, or until now."""
+        running = 0.0 if self._cpu_began is None else time.process_time() - self._cpu_began
+        return self["cpu_seconds"] + running
 
     def __reduce__(self) -> tuple[type[Counts], tuple[()], dict[str, Any]]:
         # A copy in another process counts for itself.

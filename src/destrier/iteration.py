@@ -163,6 +163,8 @@ class LoaderIterator:
         self.total = self._shares.rows_left
         self.share_rows = self._shares.largest
         dataset._live = weakref.ref(self)
+        self._index = -1
+        self._counts.enter()
         self._given = self._counts.done("start", began)  # when the trainer got something last
 
     def __iter__(self) -> LoaderIterator:
@@ -192,7 +194,7 @@ class LoaderIterator:
         dataset = loader.dataset
         asked = self._counts.done("train", self._given)
         try:
-            delivery = self._runner.get()
+            delivery = self._delivery(loader)
         except BaseException as error:
             self.end("")
             loader._stop()
@@ -212,16 +214,32 @@ class LoaderIterator:
         self._given = self._counts.done(
             "next", asked, rows=rows, size=finished.bytes, step=delivery.index
         )
+        self._counts.mark_first()
         return batch
+
+    def _delivery(self, loader: StreamingDataLoader) -> Delivery:
+        if loader._repeated is None:
+            delivery = self._runner.get()
+            self._index = delivery.index
+            if loader._repeat_batch and delivery.index >= 0:
+                loader._repeated = replace(delivery.value, failed=[])
+                self._runner.stop()
+            return delivery
+        self._index += 1
+        if self._index < len(self._shares):
+            return Delivery(loader.dataset.epoch, self._index, loader._repeated)
+        return Delivery(loader.dataset.epoch, -1, None)
 
     def restart(self) -> None:
         """Go on at the loader's position."""
         assert self._loader is not None
         self._runner, self._shares = self._loader._start()
+        self._index = -1
 
     def end(self, why: str) -> None:
         """Close the iterator; with a reason, using it further is an error."""
         if self._loader is not None:
             self._loader.dataset._leave(self)
+            self._counts.leave()
         self._loader = None
         self._why = why

@@ -220,11 +220,11 @@ class Pipeline:
                     self._put(Delivery(oldest.epoch.number, -1, None))
                 continue
             began = time.perf_counter()
-            rows = oldest.rows.result()
+            done = oldest.rows.result()
             began = self._counts.done("wait for a read", began)
-            memory.load(oldest.block, rows)
+            memory.load(oldest.block, done)
             self._counts.done("gather", began)
-            del rows
+            del done
             self._gather(oldest.epoch, oldest.block, memory)
             del oldest
 
