@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 import weakref
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -48,10 +49,11 @@ class Counts:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sums: dict[str, float] = {}
-        self._stages: dict[str, list[float]] = {}
+        self._stages: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0, 0, 0])
         self._parts: list[Counts] = []
         self._early: dict[str, float] | None = None
         self._cpu_began: float | None = None
+        self.queued = 0  # batches that were ready, summed over the times that one was asked for
         self.trace: Trace | None = None
 
     def part(self) -> Counts:
@@ -92,19 +94,40 @@ class Counts:
             The time now, at which another span may begin.
         """
         now = time.perf_counter()
-        cpu = 0.0 if cpu_began is None else time.thread_time() - cpu_began
         with self._lock:
-            sums = self._stages.get(stage)
-            if sums is None:
-                sums = self._stages[stage] = [0.0, 0.0, 0, 0, 0]
+            sums = self._stages[stage]
             sums[0] += now - began
-            sums[1] += cpu
             sums[2] += 1
             sums[3] += rows
             sums[4] += size
+            if cpu_began is not None:
+                sums[1] += time.thread_time() - cpu_began
         trace = self.trace
         if trace is not None:
             trace.add(stage, began, now, rows, size, step)
+        return now
+
+    def handed(self, given: float, asked: float, *, rows: int, size: int, step: int) -> float:
+        """Count a batch for the trainer, which had got one before and then worked until it asked.
+
+        Args:
+            given: When the trainer got something last, as `time.perf_counter` says.
+            asked: When it asked for this batch.
+            rows: Of the batch.
+            size: Its bytes.
+            step: The batch since the start of the iterator.
+
+        Returns:
+            The time now.
+        """
+        self._stages["train"][0] += asked - given  # by one thread only
+        trace = self.trace
+        if trace is not None:
+            trace.add("train", given, asked, 0, 0, step)
+        now = self.done("next", asked, rows=rows, size=size, step=step)
+        if self._early is None:
+            with self._lock:
+                self._early = {name: sums[0] for name, sums in self._stages.items()}
         return now
 
     @contextlib.contextmanager
@@ -121,12 +144,6 @@ class Counts:
         with self._lock:
             own = Sums(*self._stages.get(name, ()))
         return Sums(*map(sum, zip(own, *(part.stage(name) for part in self._parts), strict=True)))
-
-    def mark_first(self) -> None:
-        """Note that the first batch is out, once: what came before is how long a start takes."""
-        if self._early is None:
-            with self._lock:
-                self._early = {name: sums[0] for name, sums in self._stages.items()}
 
     def early(self, stage: str) -> float:
         """Seconds of a stage until the first batch was out."""

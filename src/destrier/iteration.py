@@ -192,7 +192,7 @@ class LoaderIterator:
                 raise IterationError(f"this iterator is closed: {self._why}")
             raise StopIteration
         dataset = loader.dataset
-        asked = self._counts.done("train", self._given)
+        asked = time.perf_counter()
         try:
             delivery = self._delivery(loader)
         except BaseException as error:
@@ -202,6 +202,7 @@ class LoaderIterator:
                 dataset._position = dataset._position.failed()
             raise
         if delivery.index < 0:
+            self._counts.done("end", self._given)
             self.end("")
             dataset._position = dataset._position.ended()
             raise StopIteration
@@ -211,10 +212,9 @@ class LoaderIterator:
         self.consumed += rows
         dataset._last_consumed = self.consumed  # it may be dropped without a word
         batch = loader._deliver(finished)
-        self._given = self._counts.done(
-            "next", asked, rows=rows, size=finished.bytes, step=delivery.index
+        self._given = self._counts.handed(
+            self._given, asked, rows=rows, size=finished.bytes, step=delivery.index
         )
-        self._counts.mark_first()
         return batch
 
     def _delivery(self, loader: StreamingDataLoader) -> Delivery:

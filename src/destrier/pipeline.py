@@ -117,7 +117,7 @@ class Pipeline:
         with self._condition:
             self._between = False
             self._condition.notify_all()
-            self._counts.add("queued", len(self._queue))
+            self._counts.queued += len(self._queue)
             if not self._queue:
                 began = time.perf_counter()
                 while not self._queue and not self._stopped:

@@ -57,8 +57,8 @@ class Stats:
         rows: Their rows; with ``on_error``, rows that were skipped or replaced are among them.
         bytes: Their bytes in memory.
         rows_skipped: Rows that failed.
-        seconds: Wall time in epochs, from each ``iter`` to its last batch; pauses between epochs
-            are not in it.
+        seconds: Wall time in epochs, from each ``iter`` to its end, or to its last batch so far;
+            pauses between epochs are not in it.
         first_batch_seconds: From the first ``iter`` to its first batch.
         waited_seconds: How long the trainer waited for batches, after the first one.
         cpu_seconds: Processor time of this process in epochs, the trainer's too. Processes that
@@ -95,6 +95,12 @@ class Stats:
     def waited(self) -> float:
         """Share of the time after the first batch that the trainer waited, from 0 to 1."""
         return _share(self.waited_seconds, self.seconds - self.first_batch_seconds)
+
+    @property
+    def rows_per_second(self) -> float:
+        """Rows a second after the first batch."""
+        later = self.rows * _ratio(self.batches - 1, self.batches)
+        return _ratio(later, self.seconds - self.first_batch_seconds)
 
     @property
     def bound(self) -> str:
@@ -148,8 +154,7 @@ class Stats:
         row = _ratio(self.cpu_seconds * 1e6, self.rows)
         done = (
             f"{self.batches:,} batches of {self.rows:,} rows, {size(self.bytes)}, in "
-            f"{self.seconds:.2f} s: {self._per_second(self.rows):,.0f} rows/s, "
-            f"{size(self._per_second(self.bytes))}/s"
+            f"{self.seconds:.2f} s: {number(self.rows_per_second)} rows/s after the first"
         )
         cost = (
             f"first batch after {self.first_batch_seconds:.2f} s; CPU {self.cpu_seconds:.2f} s, "
@@ -180,7 +185,7 @@ def measured(counts: Counts, *, threads: int, ready: int) -> Stats:
         threads: Threads that finish batches.
         ready: Batches that wait for the consumer.
     """
-    start, given, train = (counts.stage(name) for name in ("start", "next", "train"))
+    given = counts.stage("next")
     finish = counts.stage("finish")
     inner = [counts.stage(name) for name in ("decode", "transform", "collate")]
     plain = max(0.0, finish.seconds - sum(stage.seconds for stage in inner))
@@ -193,13 +198,13 @@ def measured(counts: Counts, *, threads: int, ready: int) -> Stats:
         rows=given.rows,
         bytes=given.bytes,
         rows_skipped=int(counts["rows_skipped"]),
-        seconds=start.seconds + given.seconds + train.seconds,
+        seconds=sum(counts.stage(name).seconds for name in ("start", "next", "train", "end")),
         first_batch_seconds=counts.early("start") + counts.early("next"),
         waited_seconds=sum(waited.values()),
         cpu_seconds=counts.cpu_seconds,
         threads=threads,
         ready=ready,
-        mean_ready=_ratio(counts["queued"], given.spans),
+        mean_ready=_ratio(counts.queued, given.spans),
         stages={
             name: Stage(s.seconds, s.cpu_seconds, s.rows, s.bytes, waited[name])
             for name, s in sums.items()
