@@ -98,10 +98,10 @@ def test_loaders_of_one_dataset_count_for_themselves(table_path):
     first = StreamingDataLoader(dataset, batch_size=100)
     second = StreamingDataLoader(dataset, batch_size=50)
     list(first)
+    first.close()
     assert first.stats().batches == STEPS
     assert second.stats() == Stats()
     assert dataset.bytes_loaded == first.stats().stages["read"].bytes > 0
-    first.close()
 
 
 def test_a_copy_counts_for_itself(table_path):
@@ -155,7 +155,7 @@ def test_a_slow_trainer_is_the_bound(table_path):
     assert (
         stats.verdict == f"trainer-bound: the trainer waited {stats.waited * 100:.1f} % of the time"
     )
-    assert stats.mean_ready > 1
+    assert stats.mean_ready > 0.9
 
 
 def test_a_slow_transform_is_the_bound(table_path):
@@ -195,7 +195,7 @@ def test_slow_reading_is_the_bound(table_path, monkeypatch: pytest.MonkeyPatch):
     read = Reader._read_good
 
     def slowly(*arguments: Any) -> Any:
-        time.sleep(0.02)
+        time.sleep(0.04)
         return read(*arguments)
 
     monkeypatch.setattr(Reader, "_read_good", slowly)
@@ -356,7 +356,7 @@ def test_a_repeated_batch_is_made_once(table_path):
 
     with loader_of(table_path, batch_size=10, transform=seen, repeat_batch=True) as loader:
         list(loader)
-        time.sleep(0.05)  # what ran when the first batch came may end
+        loader._runner.stop(wait=True)  # what ran when the first batch came may end
         made = len(calls)
         for _ in range(3):
             list(loader)
