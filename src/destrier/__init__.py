@@ -46,6 +46,7 @@ if _TYPE_CHECKING:
     from destrier.loader import StreamingDataLoader
     from destrier.order import Order
     from destrier.permutation import Permutation
+    from destrier.stats import Stats
     from destrier.table import open_table
     from destrier.verification import verify
 
@@ -72,6 +73,7 @@ __all__ = [
     "SchemaError",
     "SourceError",
     "StateError",
+    "Stats",
     "StorageError",
     "StreamingDataLoader",
     "StreamingDataset",
@@ -124,6 +126,7 @@ _PLACES = {
     "StreamingDataLoader": "loader",
     "Order": "order",
     "Permutation": "permutation",
+    "Stats": "stats",
     "open_table": "table",
     "verify": "verification",
 }

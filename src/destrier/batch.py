@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -12,6 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from destrier.columns import Column, take
+from destrier.counters import Counts
 from destrier.decode import Format, decode_rows, to_format
 from destrier.errors import (
     ArgumentError,
@@ -66,10 +68,11 @@ class RawBatch:
 
 @dataclass
 class Finished:
-    """What the consumer gets, and the rows that were left out or replaced on the way."""
+    """What the consumer gets, the rows that were left out or replaced on the way, and its size."""
 
     batch: Any
     failed: list[RowError] = field(default_factory=list)
+    bytes: int = 0
 
 
 def check_on_error(on_error: OnError) -> None:
@@ -94,6 +97,7 @@ class Finisher:
         on_error: What to do with rows that fail.
         with_index: Whether sample index and row offset are added.
         run_transform: How the transform is run; in this thread by default.
+        counts: Where the seconds of its stages are added up.
     """
 
     table: str
@@ -105,6 +109,7 @@ class Finisher:
     on_error: OnError = "raise"
     with_index: bool = False
     run_transform: Callable[..., Any] | None = None
+    counts: Counts | None = None
 
     def __post_init__(self) -> None:
         self._wants_seeds = self.transform is not None and wants_seeds(self.transform)
@@ -117,7 +122,8 @@ class Finisher:
         if errors:
             rows = np.delete(rows, list(errors))
         if isinstance(data, dict):
-            data, undecoded = decode_rows(data, self.images, raw.offsets[rows], self.table)
+            with self._measured("decode", self.images, len(rows)):
+                data, undecoded = decode_rows(data, self.images, raw.offsets[rows], self.table)
             if undecoded:
                 errors.update({int(rows[i]): error for i, error in undecoded.items()})
                 keep = np.delete(np.arange(len(rows)), list(undecoded))
@@ -126,9 +132,14 @@ class Finisher:
             self._judge(errors[position])
         batch = self._attempt(raw, data, rows, errors)
         if self.collate_fn is not None:
-            batch = self.collate_fn(batch)
+            with self._measured("collate", self.collate_fn, len(rows)):
+                batch = self.collate_fn(batch)
         failed = [errors[position] for position in sorted(errors)]
         return Finished(batch, failed)
+
+    def _measured(self, stage: str, work: object, rows: int) -> AbstractContextManager[None]:
+        """Count a stage, if there is work for it."""
+        return self.counts.time(stage, rows) if self.counts and work else nullcontext()
 
     def _attempt(
         self, raw: RawBatch, data: Gathered, rows: Ints, errors: dict[int, RowError]
@@ -193,7 +204,8 @@ class Finisher:
         seeds = (self._seeds(raw, positions),) if self._wants_seeds else ()
         run = self.run_transform or self.transform
         try:
-            out = run(batch, *seeds)
+            with self._measured("transform", run, len(positions)):
+                out = run(batch, *seeds)
         except WorkerError:
             raise
         except Exception as error:

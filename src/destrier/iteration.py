@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -142,6 +143,8 @@ class LoaderIterator:
     """One epoch of a loader."""
 
     def __init__(self, loader: StreamingDataLoader) -> None:
+        self._counts = loader._counts
+        began = time.perf_counter()
         older = loader._live
         if older is not None:
             older.end("a newer iterator of the loader was started")
@@ -160,6 +163,9 @@ class LoaderIterator:
         self.total = self._shares.rows_left
         self.share_rows = self._shares.largest
         dataset._live = weakref.ref(self)
+        self._index = -1
+        self._counts.enter()
+        self._given = self._counts.done("start", began)  # when the trainer got something last
 
     def __iter__(self) -> LoaderIterator:
         return self
@@ -186,8 +192,9 @@ class LoaderIterator:
                 raise IterationError(f"this iterator is closed: {self._why}")
             raise StopIteration
         dataset = loader.dataset
+        asked = time.perf_counter()
         try:
-            delivery = self._runner.get()
+            delivery = self._delivery(loader)
         except BaseException as error:
             self.end("")
             loader._stop()
@@ -195,23 +202,44 @@ class LoaderIterator:
                 dataset._position = dataset._position.failed()
             raise
         if delivery.index < 0:
+            self._counts.done("end", self._given)
             self.end("")
             dataset._position = dataset._position.ended()
             raise StopIteration
         counter = self._shares.counter(delivery.index + 1)
         dataset._position = replace(dataset._position, counter=counter)
-        self.consumed += self._shares.size(delivery.index)
+        rows, finished = self._shares.size(delivery.index), delivery.value
+        self.consumed += rows
         dataset._last_consumed = self.consumed  # it may be dropped without a word
-        return loader._deliver(delivery.value)
+        batch = loader._deliver(finished)
+        self._given = self._counts.handed(
+            self._given, asked, rows=rows, size=finished.bytes, step=delivery.index
+        )
+        return batch
+
+    def _delivery(self, loader: StreamingDataLoader) -> Delivery:
+        if loader._repeated is None:
+            delivery = self._runner.get()
+            self._index = delivery.index
+            if loader._repeat_batch and delivery.index >= 0:
+                loader._repeated = replace(delivery.value, failed=[])
+                self._runner.stop()
+            return delivery
+        self._index += 1
+        if self._index < len(self._shares):
+            return Delivery(loader.dataset.epoch, self._index, loader._repeated)
+        return Delivery(loader.dataset.epoch, -1, None)
 
     def restart(self) -> None:
         """Go on at the loader's position."""
         assert self._loader is not None
         self._runner, self._shares = self._loader._start()
+        self._index = -1
 
     def end(self, why: str) -> None:
         """Close the iterator; with a reason, using it further is an error."""
         if self._loader is not None:
             self._loader.dataset._leave(self)
+            self._counts.leave()
         self._loader = None
         self._why = why

@@ -90,6 +90,7 @@ class Pipeline:
     ) -> None:
         self._epochs = epochs
         self._reader = reader
+        self._counts = reader.counts
         self._finish = finish
         self._columnar = columnar
         self._ready_bytes = ready_bytes
@@ -118,8 +119,12 @@ class Pipeline:
         with self._condition:
             self._between = False
             self._condition.notify_all()
-            while not self._queue and not self._stopped:
-                self._condition.wait()
+            self._counts.queued += len(self._queue)
+            if not self._queue:
+                began = time.perf_counter()
+                while not self._queue and not self._stopped:
+                    self._condition.wait()
+                self._counts.done("wait for the next", began)
             if self._stopped:
                 raise RuntimeError("the pipeline is stopped")
             item = self._queue.popleft()
@@ -131,7 +136,9 @@ class Pipeline:
             if isinstance(item, BaseException):
                 raise item
             if isinstance(item.value, Future):
+                began = time.perf_counter()
                 item.value = item.value.result()
+                self._counts.done("wait for its finish", began, step=item.index)
             return item
         except BaseException as error:
             self.stop()
@@ -197,7 +204,9 @@ class Pipeline:
         memory = _Memory(self._reader.schema, columnar=self._columnar)
         while not self._stopped:
             while len(ahead) <= READ_AHEAD:
+                began = time.perf_counter()
                 epoch, block = next(blocks, (None, None))
+                self._counts.done("plan", began)
                 if epoch is None:
                     break
                 rows = None
@@ -213,7 +222,12 @@ class Pipeline:
                 if self._wait_for_room(-1):
                     self._put(Delivery(oldest.epoch.number, -1, None))
                 continue
-            memory.load(oldest.block, oldest.rows.result())
+            began = time.perf_counter()
+            done = oldest.rows.result()
+            began = self._counts.done("wait for a read", began)
+            memory.load(oldest.block, done)
+            self._counts.done("gather", began)
+            del done
             self._gather(oldest.epoch, oldest.block, memory)
             del oldest
 
@@ -230,15 +244,18 @@ class Pipeline:
             if not self._wait_for_room(block.first + i):
                 return
             part = slice(bounds[i], bounds[i + 1])
+            began = time.perf_counter()
             raw = memory.share(epoch, block.samples[part], block.places[part])
+            step = block.first + i
+            self._counts.done("gather", began, rows=len(raw.samples), step=step)
             value: Finished | Future[Finished]
             if self._finishers is None:
-                value = self._timed(raw)
+                value = self._timed(raw, step)
             else:
-                value = self._finishers.submit(self._timed, raw)
-            self._put(Delivery(epoch.number, block.first + i, value))
+                value = self._finishers.submit(self._timed, raw, step)
+            self._put(Delivery(epoch.number, step, value))
 
-    def _timed(self, raw: RawBatch) -> Finished:
+    def _timed(self, raw: RawBatch, step: int) -> Finished:
         began = time.perf_counter()
         try:
             value = self._finish(raw)
@@ -247,10 +264,10 @@ class Pipeline:
             if isinstance(error, StopIteration):  # would end the consumer's loop like an epoch
                 raise RuntimeError("a transform or collate_fn raised StopIteration") from error
             raise
-        self._reader.counts.add("transform_time", time.perf_counter() - began)
+        size = value.bytes = batch_bytes(value.batch)
+        self._counts.done("finish", began, rows=len(raw.samples), size=size, step=step)
         for failed in value.failed:
             _strip(failed)
-        size = batch_bytes(value.batch)
         if self._finishers is not None:  # else nothing waits unfinished
             size = max(size, batch_bytes(raw.data))
         if size > self._largest:
@@ -262,8 +279,11 @@ class Pipeline:
     def _wait_for_room(self, index: int) -> bool:
         """Wait until a delivery may be made; False if the pipeline was stopped."""
         with self._condition:
-            while not self._stopped and not self._has_room(index):
-                self._condition.wait()
+            if not self._has_room(index):
+                began = time.perf_counter()
+                while not self._stopped and not self._has_room(index):
+                    self._condition.wait()
+                self._counts.done("wait for room", began, step=index)
             return not self._stopped
 
     def _put(self, delivery: Delivery) -> None:

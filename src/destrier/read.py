@@ -126,8 +126,7 @@ class Reader:
             rows.index = packed if index is None else packed[index]
             broken = np.flatnonzero(rows.index < 0).tolist()
             rows.errors = {i: bad[int(offsets[i])] for i in broken}
-        self.counts.add("bytes_loaded", batch.nbytes)
-        self.counts.add("fetch_time", time.perf_counter() - began)
+        self.counts.done("read", began, rows=len(unique), size=batch.nbytes)
         return rows
 
     def _read_good(self, offsets: Ints, bad: _Bad) -> pa.RecordBatch:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NoReturn, TextIO
 
-from destrier.cli import data, demonstration, look, permuting, planning
+from destrier.cli import benching, data, demonstration, look, permuting, planning
 from destrier.errors import DestrierError, DestrierWarning
 from destrier.show import spoken
 
@@ -98,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    for group in (look, planning, permuting, data, demonstration):
+    for group in (look, planning, benching, permuting, data, demonstration):
         group.add_commands(commands)
     return parser
 

@@ -13,9 +13,11 @@ __all__ = [
     "add_choice",
     "add_filter",
     "add_json",
+    "add_order",
     "add_table",
     "count",
     "open_from",
+    "order_from",
     "storage_option",
     "whole",
 ]
@@ -61,6 +63,28 @@ def add_filter(command: argparse.ArgumentParser, of: str = "") -> None:
 def add_json(command: argparse.ArgumentParser) -> None:
     """Add the option for JSON."""
     command.add_argument("--json", action="store_true", help="print JSON, for scripts")
+
+
+def add_order(command: argparse.ArgumentParser) -> None:
+    """Add the options for the order of rows."""
+    command.add_argument("--seed", type=whole, metavar="N", help="seed of the order (0)")
+    command.add_argument(
+        "--num-splits", type=count, metavar="N", help="lanes of the order (chosen)"
+    )
+    command.add_argument("--clump-size", type=count, metavar="N", help="rows read as one (chosen)")
+    command.add_argument("--window", type=count, metavar="N", help="clumps a window (chosen)")
+    command.add_argument("--no-shuffle", action="store_true", help="in the order of the table")
+
+
+def order_from(options: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of a dataset that say its order."""
+    return {
+        "num_splits": options.num_splits,
+        "shuffle": False if options.no_shuffle else None,
+        "shuffle_seed": options.seed,
+        "shuffle_clump_size": options.clump_size,
+        "shuffle_window": options.window,
+    }
 
 
 def whole(text: str) -> int:

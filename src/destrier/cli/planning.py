@@ -10,9 +10,11 @@ from destrier.cli.arguments import (
     add,
     add_choice,
     add_json,
+    add_order,
     add_table,
     count,
     open_from,
+    order_from,
     whole,
 )
 from destrier.cli.printing import print_facts, print_json
@@ -52,13 +54,7 @@ def _add_plan(command: argparse.ArgumentParser) -> None:
         "--step", type=whole, metavar="N", default=0, help="the step to look at (0)"
     )
     command.add_argument("--epoch", type=whole, metavar="N", default=0, help="its epoch (0)")
-    command.add_argument("--seed", type=whole, metavar="N", help="seed of the order (0)")
-    command.add_argument(
-        "--num-splits", type=count, metavar="N", help="lanes of the order (chosen)"
-    )
-    command.add_argument("--clump-size", type=count, metavar="N", help="rows read as one (chosen)")
-    command.add_argument("--window", type=count, metavar="N", help="clumps a window (chosen)")
-    command.add_argument("--no-shuffle", action="store_true", help="in the order of the table")
+    add_order(command)
 
 
 def _plan(options: argparse.Namespace) -> int:
@@ -70,11 +66,7 @@ def _plan(options: argparse.Namespace) -> int:
     dataset = StreamingDataset(
         open_from(options),
         filter=options.filter,
-        num_splits=options.num_splits,
-        shuffle=False if options.no_shuffle else None,
-        shuffle_seed=options.seed,
-        shuffle_clump_size=options.clump_size,
-        shuffle_window=options.window,
+        **order_from(options),
         epoch=options.epoch,
         global_batch_size=options.global_batch,
         rank=0,
