@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from destrier.keyed import Ints
 
-__all__ = ["NARROW_BYTES", "ArrayValues", "Layout", "Values", "gather", "layout_of"]
+__all__ = ["NARROW_BYTES", "ArrayValues", "Layout", "Values", "allocate", "gather", "layout_of"]
 
 _NEAR_BYTES = 32 << 10  # runs that lie so close are read as one
 NARROW_BYTES = 2048  # in the mean: below, a step of Python for each run costs more than a copy
@@ -39,6 +39,11 @@ class Layout:
     width: int | None
     bounds: Ints | None
     valid: NDArray[np.bool_] | None
+
+
+def allocate(size: int) -> NDArray[np.uint8]:
+    """Bytes of Arrow's pool: it keeps its pages, where fresh ones would cost more than a copy."""
+    return np.frombuffer(pa.allocate_buffer(max(size, 1)), np.uint8)[:size]
 
 
 def layout_of(array: pa.Array) -> Layout | None:
@@ -170,7 +175,7 @@ def gather(sources: Sequence[tuple[Values, Ints]], kind: pa.DataType) -> pa.Arra
     width = _width(kind)
     if all(piece.values.ranged for piece in pieces):
         if width is not None:
-            data = np.empty(total * width, np.uint8)
+            data = allocate(total * width)
             for piece in pieces:
                 _fill_fixed(piece, width, data)
             return _of_fixed(kind, total, data, _validity(pieces, total))
@@ -237,7 +242,7 @@ def _gather_wide(pieces: Sequence[_Piece], total: int, kind: pa.DataType) -> pa.
         assert bounds is not None
         ends[piece.start + 1 : piece.stop + 1] = bounds[piece.rows + 1] - bounds[piece.rows]
     np.cumsum(ends, out=ends)
-    data = np.empty(int(ends[-1]), np.uint8)
+    data = allocate(int(ends[-1]))
     for piece in pieces:
         bounds = piece.values.bounds
         assert bounds is not None
