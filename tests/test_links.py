@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import pickle
 import re
@@ -33,6 +32,7 @@ from destrier import (
 from destrier.files import Store
 from destrier.links import relinking
 from destrier.links.columns import delivered_columns, outside_row_bytes
+from destrier.links.files import read_linked
 from destrier.links.relinking import relink
 from destrier.read import Reader
 from destrier.report import report_plan
@@ -249,7 +249,7 @@ def test_a_reader_can_be_copied_to_a_process(linked: Linked) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts descriptors in /proc")
-def test_files_are_closed_and_few_are_open(tmp_path: Path) -> None:
+def test_files_are_closed_and_few_are_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "many"
     folder.mkdir()
     blobs, recorded = [], []
@@ -269,12 +269,22 @@ def test_files_are_closed_and_few_are_open(tmp_path: Path) -> None:
             if each.is_symlink()
         )
 
+    most = 0
+
+    def counting(*arguments: Any) -> None:
+        nonlocal most
+        most = max(most, open_files())
+        read_linked(*arguments)
+
+    monkeypatch.setattr("destrier.links.reader.read_linked", counting)
     reader = Reader(open_table(path), ["image"])
     found = reader.read(np.arange(270)).batch.column(0).to_pylist()
     assert found == [payload(i) for i in range(300) if i % 10 != 3]
-    assert 0 < open_files() <= 64
-    del reader
-    gc.collect()
+    assert 0 < most <= 64
+    assert open_files() == 0
+    (folder / "7.bin").unlink()
+    with pytest.raises(ReadError, match="7.bin"):
+        reader.read(np.arange(270))
     assert open_files() == 0
 
 

@@ -15,7 +15,18 @@ from destrier.errors import LinkError, SourceError
 from destrier.files import Store
 from destrier.table import redact
 
-__all__ = ["Linked", "OpenFile", "beyond", "changed", "gone", "join_uri", "split_uri", "stat_files"]
+__all__ = [
+    "Linked",
+    "announce",
+    "beyond",
+    "changed",
+    "gone",
+    "join_uri",
+    "open_linked",
+    "read_linked",
+    "split_uri",
+    "stat_files",
+]
 
 _REQUESTS = 16  # in flight, when remote files are looked at
 
@@ -134,66 +145,70 @@ def stat_files(uris: Sequence[str], options: Mapping[str, str]) -> list[Linked |
     return [look(uri) for uri in uris]
 
 
-class OpenFile:
-    """An open local file; closed when nobody has it any longer.
+def open_linked(uri: str, path: str, size: int, stamp: int) -> int:
+    """Open a local file for reading, if it is still the one that was linked.
 
     Args:
         uri: Where it is, for errors.
         path: Its path.
+        size: What was recorded of it, in bytes.
+        stamp: And its time, in nanoseconds.
 
-    Attributes:
-        found: What it is.
+    Returns:
+        The descriptor, to be closed by the caller.
 
     Raises:
-        LinkError: If it cannot be opened, or is no file.
+        LinkError: If it cannot be opened, is no file, or another one.
     """
-
-    def __init__(self, uri: str, path: str) -> None:
-        self._uri = uri
-        self._descriptor = -1
-        try:
-            # A pipe would not open without a writer, and is refused below.
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            info = os.fstat(self._descriptor)
-        except (FileNotFoundError, NotADirectoryError):
-            raise gone(uri) from None
-        except (OSError, ValueError) as error:
-            raise LinkError(
-                f"cannot open {redact(uri)}, which is linked: {_reason(error)}"
-            ) from None
+    descriptor = -1
+    try:
+        # A pipe would not open without a writer, and is refused below.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        info = os.fstat(descriptor)
         if not _is_file(info):
             raise LinkError(f"{redact(uri)}, which is linked, is not a file")
-        self.found = Linked(info.st_size, info.st_mtime_ns)
+        if info.st_size != size or info.st_mtime_ns != stamp:
+            found, recorded = Linked(info.st_size, info.st_mtime_ns), Linked(size, stamp)
+            if not found.may_be(recorded):
+                raise changed(uri, found, recorded)
+    except (FileNotFoundError, NotADirectoryError):
+        raise gone(uri) from None
+    except LinkError:
+        os.close(descriptor)
+        raise
+    except (OSError, ValueError) as error:
+        if descriptor >= 0:
+            os.close(descriptor)
+        raise LinkError(f"cannot open {redact(uri)}, which is linked: {_reason(error)}") from None
+    return descriptor
 
-    def __del__(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
 
-    def announce(self, start: int, stop: int) -> None:
-        """Let the system begin to read a range: 2 to 3 times faster from a cold disk."""
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._descriptor, start, stop - start, os.POSIX_FADV_WILLNEED)
+def announce(descriptor: int, start: int, stop: int) -> None:
+    """Let the system begin to read a range: 2 to 3 times faster from a cold disk."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(descriptor, start, stop - start, os.POSIX_FADV_WILLNEED)
 
-    def read(self, position: int, into: memoryview) -> None:
-        """Fill memory from a place on.
 
-        Raises:
-            LinkError: If reading fails, or the file is shorter than it was.
-        """
-        done = 0
-        while done < len(into):
-            try:
-                got = os.preadv(self._descriptor, [into[done:]], position + done)
-            except OSError as error:
-                raise LinkError(
-                    f"cannot read {redact(self._uri)}, which is linked: {_reason(error)}"
-                ) from None
-            if not got:
-                raise LinkError(
-                    f"{redact(self._uri)}, which is linked, ends at byte {position + done}: it "
-                    "was cut while it was read"
-                )
-            done += got
+def read_linked(descriptor: int, uri: str, position: int, into: memoryview) -> None:
+    """Fill memory from a place of an open file on.
+
+    Raises:
+        LinkError: If reading fails, or the file is shorter than it was.
+    """
+    done = 0
+    while done < len(into):
+        try:
+            got = os.preadv(descriptor, [into[done:] if done else into], position + done)
+        except OSError as error:
+            raise LinkError(
+                f"cannot read {redact(uri)}, which is linked: {_reason(error)}"
+            ) from None
+        if not got:
+            raise LinkError(
+                f"{redact(uri)}, which is linked, ends at byte {position + done}: it was cut "
+                "while it was read"
+            )
+        done += got
 
 
 def _is_file(info: os.stat_result) -> bool:

@@ -10,12 +10,12 @@ map of it would end the process. Files in remote stores are read by Lance.
 
 from __future__ import annotations
 
+import os
 import re
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,30 +23,57 @@ from numpy.typing import NDArray
 
 from destrier.errors import LinkError
 from destrier.keyed import Ints
-from destrier.links.files import Linked, OpenFile, beyond, changed, gone, split_uri, stat_files
+from destrier.links.files import (
+    Linked,
+    announce,
+    beyond,
+    changed,
+    gone,
+    open_linked,
+    read_linked,
+    split_uri,
+    stat_files,
+)
 
 __all__ = ["EXTERNAL", "BrokenLinksError", "LinkReader"]
 
 EXTERNAL = 3
 """The kind of a blob, in Lance's descriptors, that lies in a file elsewhere."""
 
-_OPEN_FILES = 64  # at once in a thread, and kept open between reads
+_OPEN_FILES = 64  # at once in a thread
 _REMEMBERED = 1 << 15  # remote files that were looked at; beyond, the oldest are looked at again
 _SPECIAL = re.compile(r"[%?#]")
 _NEAR = 64 << 10  # the system is asked in one go for ranges that lie so close
 
 
-class _Group(NamedTuple):
-    """Values in one file that were recorded alike, by their places in order of position.
+@dataclass(frozen=True)
+class _Files:
+    """Values by the files that they are in, and by what was recorded of these.
+
+    There may be a file for each value, and an object for each would wake Python's collector time
+    and again: so these are lists of numbers and text.
 
     Attributes:
-        path: That of a local file, else None.
+        uris: Of the files.
+        sizes: What was recorded of them.
+        stamps: And their times.
+        places: Of the values, file by file, in order of position.
+        bounds: Where each file's places begin; one more than there are files.
     """
 
-    uri: str
-    path: str | None
-    recorded: Linked
+    uris: list[str]
+    sizes: list[int]
+    stamps: list[int]
     places: Ints
+    bounds: list[int]
+
+    def of(self, file: int) -> Ints:
+        """The places of a file's values."""
+        return self.places[self.bounds[file] : self.bounds[file + 1]]
+
+    def recorded(self, file: int) -> Linked:
+        """What was recorded of a file."""
+        return Linked(self.sizes[file], self.stamps[file])
 
 
 @dataclass(frozen=True)
@@ -80,7 +107,7 @@ class BrokenLinksError(Exception):
 
 
 class LinkReader:
-    """Reads linked values. Keeps few files open; they are closed when it is dropped.
+    """Reads linked values.
 
     Safe to call from several threads.
 
@@ -91,7 +118,9 @@ class LinkReader:
     def __init__(self, options: Mapping[str, str]) -> None:
         self._options = options
         self._lock = threading.Lock()
-        self._files: OrderedDict[str, OpenFile] = OrderedDict()
+        # Threads that make many short calls of the system wait for the interpreter after each of
+        # them: one at a time is twice as fast, and the disk is asked for many files at once anyway.
+        self._turn = threading.Lock()
         self._looked_at: dict[tuple[str, Linked], None] = {}
 
     def read(
@@ -123,23 +152,24 @@ class LinkReader:
         broken.raise_any()
         # To Lance, no size is all from the position on.
         sizes = np.where(external & (sizes == 0), lengths - positions, sizes)
-        groups = _groups(values, recorded, external, positions)
-        local = [group for group in groups if group.path is not None]
-        remote = [group for group in groups if group.path is None]
-        self._look_at(remote, broken)
+        files = _files(values, recorded, external, positions)
+        paths = [_local(uri) for uri in files.uris]
+        remote = [file for file, path in enumerate(paths) if path is None]
+        self._look_at(files, remote, broken)
         broken.raise_any()
         buffer = _allocate(sizes)
         bounds = np.zeros(len(values) + 1, np.int64)
         np.cumsum(sizes.astype(np.int64), out=bounds[1:])
         ranges = _Ranges(positions, bounds, memoryview(buffer).cast("B"))
         by_lance = valid & ~external & (sizes > 0)
-        for group in remote:
-            by_lance[group.places] = True
+        for file in remote:
+            by_lance[files.of(file)] = True
         if by_lance.any():
             places = np.flatnonzero(by_lance)
             _place(places, fetch(places), ranges)
-        for i in range(0, len(local), _OPEN_FILES):
-            self._read_local(local[i : i + _OPEN_FILES], ranges, broken)
+        with self._turn:
+            for first in range(0, len(paths), _OPEN_FILES):
+                _read_local(files, paths, first, ranges, broken)
         broken.raise_any()
         bits = None
         if values.null_count:
@@ -148,64 +178,76 @@ class LinkReader:
             pa.large_binary(), len(values), [bits, pa.py_buffer(bounds), buffer], values.null_count
         )
 
-    def _look_at(self, groups: list[_Group], broken: BrokenLinksError) -> None:
+    def _look_at(self, files: _Files, remote: list[int], broken: BrokenLinksError) -> None:
         """Check remote files that were not checked before."""
+        if not remote:
+            return
+        keys = {file: (files.uris[file], files.recorded(file)) for file in remote}
         with self._lock:
-            new = [g for g in groups if (g.uri, g.recorded) not in self._looked_at]
-        files = stat_files([group.uri for group in new], self._options)
-        for group, found in zip(new, files, strict=True):
-            if found is None:
-                broken.add(group.places, gone(group.uri))
-            elif not found.may_be(group.recorded):
-                broken.add(group.places, changed(group.uri, found, group.recorded))
+            new = [file for file in remote if keys[file] not in self._looked_at]
+        found = stat_files([files.uris[file] for file in new], self._options)
+        for file, now in zip(new, found, strict=True):
+            uri, recorded = keys[file]
+            if now is None:
+                broken.add(files.of(file), gone(uri))
+            elif not now.may_be(recorded):
+                broken.add(files.of(file), changed(uri, now, recorded))
             else:
                 with self._lock:
-                    self._looked_at[group.uri, group.recorded] = None
+                    self._looked_at[uri, recorded] = None
         with self._lock:
             while len(self._looked_at) > _REMEMBERED:
                 del self._looked_at[next(iter(self._looked_at))]
 
-    def _read_local(self, groups: list[_Group], ranges: _Ranges, broken: BrokenLinksError) -> None:
-        files: list[OpenFile | None] = []
-        for group in groups:
-            try:
-                files.append(self._open(group))
-            except LinkError as error:
-                broken.add(group.places, error)
-                files.append(None)
-        # One pass over the ranges of all files, since there may be a file for each value.
-        places = np.concatenate([group.places for group in groups])
-        owners = np.repeat(np.arange(len(groups)), [len(group.places) for group in groups])
+
+def _read_local(
+    files: _Files, paths: list[str | None], first: int, ranges: _Ranges, broken: BrokenLinksError
+) -> None:
+    """Read the values in some local files, from the first one on."""
+    last = min(first + _OPEN_FILES, len(paths))
+    open_files = _open(files, paths, range(first, last), broken)
+    try:
+        bounds = np.array(files.bounds[first : last + 1])
+        places = files.places[bounds[0] : bounds[-1]]
+        owners = np.repeat(np.arange(last - first), np.diff(bounds))
         begin, end = ranges.bounds[places], ranges.bounds[places + 1]
         starts = ranges.positions[places].astype(np.int64)
         for owner, start, stop in _runs(owners, starts, starts + end - begin):
-            file = files[owner]
-            if file is not None:
-                file.announce(start, stop)
+            if open_files[owner] >= 0:
+                announce(open_files[owner], start, stop)
         parts = (numbers.tolist() for numbers in (owners, starts, begin, end))
-        for owner, start, first, last in zip(*parts, strict=True):
-            file = files[owner]
-            if file is None:
+        lost = set()
+        for owner, start, low, high in zip(*parts, strict=True):
+            if open_files[owner] < 0 or owner in lost:
                 continue
             try:
-                file.read(start, ranges.memory[first:last])
+                uri = files.uris[first + owner]
+                read_linked(open_files[owner], uri, start, ranges.memory[low:high])
             except LinkError as error:
-                broken.add(groups[owner].places, error)
-                files[owner] = None
+                broken.add(files.of(first + owner), error)
+                lost.add(owner)
+    finally:
+        for descriptor in open_files:
+            if descriptor >= 0:
+                os.close(descriptor)
 
-    def _open(self, group: _Group) -> OpenFile:
-        """Open a file, or take one that is open, and check it."""
-        with self._lock:
-            file = self._files.pop(group.uri, None)
-        if file is None:
-            file = OpenFile(group.uri, group.path or "")
-        if not file.found.may_be(group.recorded):
-            raise changed(group.uri, file.found, group.recorded)
-        with self._lock:
-            self._files[group.uri] = file
-            while len(self._files) > _OPEN_FILES:
-                self._files.popitem(last=False)
-        return file
+
+def _open(
+    files: _Files, paths: list[str | None], wanted: range, broken: BrokenLinksError
+) -> list[int]:
+    """The descriptors of files; -1 of those that are remote or broken."""
+    open_files = [-1] * len(wanted)
+    for i, file in enumerate(wanted):
+        path = paths[file]
+        if path is None:
+            continue
+        try:
+            open_files[i] = open_linked(
+                files.uris[file], path, files.sizes[file], files.stamps[file]
+            )
+        except LinkError as error:
+            broken.add(files.of(file), error)
+    return open_files
 
 
 def _runs(owners: Ints, starts: Ints, stops: Ints) -> Iterator[tuple[int, int, int]]:
@@ -216,16 +258,16 @@ def _runs(owners: Ints, starts: Ints, stops: Ints) -> Iterator[tuple[int, int, i
     return zip(owners[first].tolist(), starts[first].tolist(), stops[last].tolist(), strict=True)
 
 
-def _groups(
+def _files(
     values: pa.StructArray,
     recorded: pa.StructArray,
     external: NDArray[np.bool_],
     positions: NDArray[np.uint64],
-) -> list[_Group]:
-    """The external values by file, and by what was recorded of it."""
+) -> _Files:
+    """The external values by file."""
     places = np.flatnonzero(external)
     if not len(places):
-        return []
+        return _Files([], [], [], places, [0])
     names = values.field("blob_uri").dictionary_encode()
     files = names.indices.fill_null(0).to_numpy()[places]
     sizes = _numbers(recorded, "file_size")[places]
@@ -236,12 +278,7 @@ def _groups(
     first = np.flatnonzero(np.append(True, changes))
     uris = names.dictionary.take(pa.array(files[first])).to_pylist()
     bounds = [*first.tolist(), len(places)]
-    return [
-        _Group(uri, _local(uri), Linked(size, stamp), places[start:stop])
-        for uri, size, stamp, start, stop in zip(
-            uris, sizes[first].tolist(), stamps[first].tolist(), bounds, bounds[1:], strict=False
-        )
-    ]
+    return _Files(uris, sizes[first].tolist(), stamps[first].tolist(), places, bounds)
 
 
 def _local(uri: str) -> str | None:
