@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from destrier.cli.arguments import (
     add,
-    add_columns,
-    add_filter,
+    add_choice,
     add_json,
     add_order,
     add_table,
@@ -60,8 +59,7 @@ def add_commands(commands: Any) -> None:
         "--trace", metavar="FILE", help="write what each thread does, for Perfetto"
     )
     add_order(command)
-    add_filter(command)
-    add_columns(command)
+    add_choice(command)
     add_table(command)
     add_json(command)
     command.set_defaults(run=_bench)
