@@ -32,7 +32,7 @@ from destrier import (
 from destrier.files import Store
 from destrier.links import relinking
 from destrier.links.columns import delivered_columns, outside_row_bytes
-from destrier.links.files import read_linked
+from destrier.links.files import open_linked, read_linked
 from destrier.links.relinking import relink
 from destrier.read import Reader
 from destrier.report import report_plan
@@ -359,11 +359,16 @@ def test_a_changed_file_is_seen_after_it_was_mended(linked: Linked) -> None:
 
 
 def test_a_file_cut_while_it_is_read_is_an_error_not_a_crash(linked: Linked) -> None:
-    reader = Reader(open_table(linked.path), ["image"])
-    reader.read(np.array([0]))
-    os.truncate(linked.files[0], 10)
+    file = linked.files[0]
+    info = file.stat()
+    uri = f"file://{file}"
+    descriptor = open_linked(uri, str(file), info.st_size, info.st_mtime_ns)
+    os.truncate(file, 10)
     with pytest.raises(LinkError, match="was cut while it was read"):
-        reader.read(np.array([0]))
+        read_linked(descriptor, uri, 0, memoryview(bytearray(info.st_size)))
+    os.close(descriptor)
+    with pytest.raises(LinkError, match="it was changed since"):
+        Reader(open_table(linked.path), ["image"]).read(np.array([0]))
 
 
 @pytest.mark.parametrize("policy", ["skip", "fill"])

@@ -35,7 +35,7 @@ __all__ = ["add_commands"]
 def add_commands(commands: Any) -> None:
     """Add the command to a parser."""
     command = add(commands, "bench", "measure how fast a table streams here, and what limits it")
-    command.add_argument("uri", metavar="URI", help="a Lance dataset")
+    add_table(command)
     command.add_argument(
         "--batch-size", type=count, metavar="N", default=256, help="rows of a batch (256)"
     )
@@ -60,7 +60,6 @@ def add_commands(commands: Any) -> None:
     )
     add_order(command)
     add_choice(command)
-    add_table(command)
     add_json(command)
     command.set_defaults(run=_bench)
 
