@@ -209,6 +209,7 @@ def test_plan_counts_reads_and_open_rows(capsys, tmp_path: Path):
     one = answer(capsys, "plan", tmp_path / "plain.lance", *sizes)
     assert one["open_rows"] == 64 * 16 * 4
     assert one["open_bytes"] == one["open_rows"] * 16  # 8 + 4 + 4 bytes
+    assert (one["held"], one["held_bytes"]) == ("all", 40_000 * (16 + 8))
     runs = one["requests_a_step"] / 3  # columns
     assert 64 / 16 <= runs <= 64 / 16 * 1.5  # clumps are cut where windows and splits end
     id_only = answer(capsys, "plan", tmp_path / "plain.lance", *sizes, "--columns", "id")
@@ -218,6 +219,8 @@ def test_plan_counts_reads_and_open_rows(capsys, tmp_path: Path):
     four = answer(capsys, "plan", tmp_path / "plain.lance", *sizes, "--world-size", 4)
     assert four["open_rows"] == one["open_rows"]  # each rank holds its own splits
     assert four["notes"] == []
+    eight = answer(capsys, "plan", tmp_path / "plain.lance", *sizes, "--world-size", 8)
+    assert (eight["held"], eight["held_bytes"]) == ("windows", one["open_bytes"] / 8)
     odd = ("--global-batch", 96, "--num-splits", 64, "--clump-size", 16, "--window", 4)
     shared = answer(capsys, "plan", tmp_path / "plain.lance", *odd, "--world-size", 3)
     assert shared["open_rows"] > one["open_rows"]

@@ -6,6 +6,7 @@ import gc
 import hashlib
 import json
 import logging
+import math
 import multiprocessing
 import os
 import random
@@ -83,7 +84,7 @@ def face(request: pytest.FixtureRequest) -> str:
 def held(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways of reading; small tables would only be read in the first."""
     if request.param.startswith("open"):
-        monkeypatch.setattr("destrier.runner._mostly_own", lambda _: False)
+        monkeypatch.setattr("destrier.schedule._LEAST_OWN", math.inf)
 
 
 # ---- the plan by itself -----------------------------------------------------------------------

@@ -20,9 +20,8 @@ from destrier.runner import (
     DEFAULT_PREFETCH_BYTES,
     chosen_columns,
     read_row_bytes,
-    windows_fit,
 )
-from destrier.schedule import Schedule, open_rows
+from destrier.schedule import Held, Schedule, choose_held, open_rows
 from destrier.table import Table, lance_call, redact
 from destrier.topology import Topology
 
@@ -214,6 +213,9 @@ class PlanReport:
         bytes_a_step: Over all ranks: as many rows as are read, of average size on disk.
         open_rows: Rows that the windows of all ranks hold at once.
         open_bytes: Of them in memory, about.
+        held: What a loader of columns with the default ``prefetch_bytes`` holds: ``"all"`` rows,
+            read once in table order; open ``"windows"``; or the rows of the next ``"shares"``.
+        held_bytes: Of that in each rank, about.
         deff: Variance of the mean of a batch over that of a uniform order, by the rule in
             `design_effect`; None where nothing is shuffled.
         deff_successive: The same of 16 successive batches.
@@ -241,6 +243,8 @@ class PlanReport:
     bytes_a_step: float
     open_rows: int
     open_bytes: float
+    held: Held
+    held_bytes: int
     deff: float | None
     deff_successive: float | None
     cache: list[CachedColumn]
@@ -333,6 +337,8 @@ def report_plan(
         bytes_a_step=rows * plan.stored_row_bytes,
         open_rows=plan.open_rows,
         open_bytes=plan.open_rows * plan.row_bytes,
+        held=plan.held[0],
+        held_bytes=plan.held[1],
         deff=effect(global_batch),
         deff_successive=effect(_SUCCESSIVE * global_batch),
         cache=report_cache(stream.table, stream.rows, names),
@@ -390,11 +396,24 @@ class _Plan:
         """Rows that the windows of all ranks hold at once."""
         return open_rows(self.order, self._splits_read)
 
+    def _choose(self, own_rows: int) -> tuple[Held, int]:
+        return choose_held(
+            self.stream.count,
+            self.open_rows // len(self.ranks),
+            own_rows,
+            row_bytes=self.row_bytes,
+            memory=DEFAULT_PREFETCH_BYTES,
+        )
+
+    @cached_property
+    def held(self) -> tuple[Held, int]:
+        """What a rank holds with the memory that a loader takes by default, and its bytes."""
+        return self._choose(self.ranks[0].rows_left)
+
     @property
     def pooled(self) -> bool:
-        """Whether the open windows fit the memory that a loader takes by default."""
-        held = self.open_rows * self.row_bytes / len(self.ranks)
-        return held > 0 and windows_fit(held, DEFAULT_PREFETCH_BYTES)
+        """Whether windows are read as a whole, where not all rows are held."""
+        return self.open_rows > 0 and self._choose(0)[0] == "windows"
 
     def reads(self, step: int) -> tuple[float, float]:
         """Requests and rows read in a step, over all ranks, once reading has settled."""
@@ -433,7 +452,7 @@ class _Plan:
     def notes(self) -> list[str]:
         """What deserves attention."""
         notes = []
-        if self.order.windowed and not self.pooled:
+        if self.order.windowed and self.held[0] == "shares":
             held = int(self.open_rows * self.row_bytes / len(self.ranks))
             notes.append(
                 f"the open rows of a rank take about {held >> 20} MiB, more than fit the default "

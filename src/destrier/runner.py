@@ -20,7 +20,7 @@ from destrier.links.columns import delivered_columns
 from destrier.pipeline import READ_AHEAD, Delivery, Epoch, Pipeline
 from destrier.plan import Shares, Steps
 from destrier.read import Reader
-from destrier.schedule import BLOCK_BYTES, Held, Schedule, open_rows
+from destrier.schedule import BLOCK_BYTES, Held, Schedule, choose_held, open_rows
 from destrier.stream import Stream
 from destrier.topology import ONLY_WORKER, Topology, Worker
 
@@ -37,8 +37,6 @@ DEFAULT_PREFETCH_BYTES = 768 << 20
 _EPOCHS = 1 << 32
 _LOOKED_AT = 1 << 21  # samples
 _SAMPLED_RUNS, _SAMPLED_ROWS = 4, 16
-_OFFSET_BYTES = 8  # beside each row that is held
-_MOSTLY = 4
 _OBJECT_BYTES = 80  # of a Python object beside its content
 
 
@@ -157,15 +155,15 @@ class Runner:
         self._finalizer: weakref.finalize[..., Any] | None = None
         row_bytes = measured_row_bytes(work.stream, work.reader)
         self.row_bytes = row_bytes
-        held = int(work.open_rows * row_bytes)
-        self.held: Held = "windows"
-        everything = int(work.stream.count * (row_bytes + _OFFSET_BYTES))
-        if work.columnar and everything <= work.prefetch_bytes // 2 and _mostly_own(work):
-            self.held, held = "all", everything
-        elif not windows_fit(held, work.prefetch_bytes):
-            self.held = "shares"
+        # Only columns are gathered from all rows at no more than it takes from few.
+        own = work.shares(0).rows_left if work.columnar else 0
+        self.held, held = choose_held(
+            work.stream.count, work.open_rows, own, row_bytes=row_bytes, memory=work.prefetch_bytes
+        )
+        if self.held == "shares" and work.open_rows:
+            wanted = int(work.open_rows * row_bytes)
             warnings.warn(
-                f"the open windows of the shuffle take about {held >> 20} MiB in this process, "
+                f"the open windows of the shuffle take about {wanted >> 20} MiB in this process, "
                 f"more than fit prefetch_bytes={work.prefetch_bytes} "
                 f"({work.prefetch_bytes >> 20} MiB); rows are read one by one instead of in "
                 "clumps, which is slower. Raise prefetch_bytes, or give a smaller "
@@ -173,7 +171,6 @@ class Runner:
                 DestrierWarning,
                 stacklevel=4,
             )
-            held = 0
         self._block_bytes = min(BLOCK_BYTES, work.prefetch_bytes // 16)
         ahead = (READ_AHEAD + 2) * self._block_bytes  # that are read, or were just read
         self._ready_bytes = max(work.prefetch_bytes - held - ahead, work.prefetch_bytes // 8)
@@ -240,11 +237,6 @@ class Runner:
         )
 
 
-def _mostly_own(work: Work) -> bool:
-    """Whether this process delivers so much of an epoch that it may as well read all of it."""
-    return work.shares(0).rows_left * _MOSTLY >= work.stream.count
-
-
 def _epochs(
     work: Work, epoch: int, counter: int, *, row_bytes: float, block_bytes: int, held: Held
 ) -> Iterator[Epoch]:
@@ -275,11 +267,6 @@ def owned_rows(
         return open_rows(order, order.num_splits)
     steps = Steps(batch * period, 0, batch, order.num_splits, topology)
     return open_rows(order, len(np.unique(steps.samples(0, period)[0] % order.num_splits)))
-
-
-def windows_fit(held: float, prefetch_bytes: int) -> bool:
-    """Whether open rows leave enough of the memory for reading ahead."""
-    return held <= prefetch_bytes * 3 / 4
 
 
 def measured_row_bytes(stream: Stream, reader: Reader) -> float:

@@ -25,7 +25,7 @@ from destrier.order import Order
 from destrier.plan import Shares
 from destrier.selection import RowList
 
-__all__ = ["BLOCK_BYTES", "Block", "Held", "Schedule", "open_rows"]
+__all__ = ["BLOCK_BYTES", "Block", "Held", "Schedule", "choose_held", "open_rows"]
 
 Held: TypeAlias = Literal["all", "windows", "shares"]
 """What stays in memory: all rows, those of open windows, or just those of the next shares."""
@@ -33,6 +33,8 @@ Held: TypeAlias = Literal["all", "windows", "shares"]
 _BLOCK_ROWS = 1 << 18
 BLOCK_BYTES = 8 << 20
 _DIRECT_SHARES = 4
+_OFFSET_BYTES = 8  # beside each row that is held
+_LEAST_OWN = 1 / 4  # of an epoch: a process that delivers less need not read all of it
 
 
 @dataclass
@@ -208,6 +210,28 @@ class _Windows:
             del self._last_cycles[start]
         self._free.extend(slots)
         return [(slot * size, (slot + 1) * size) for slot in slots]
+
+
+def choose_held(
+    rows: int, open_rows: int, own_rows: int, *, row_bytes: float, memory: int
+) -> tuple[Held, int]:
+    """Choose what stays in memory; the order does not depend on it.
+
+    Args:
+        rows: In the selection.
+        open_rows: In the open windows of this process.
+        own_rows: That this process delivers in an epoch.
+        row_bytes: Bytes of a row in memory, about.
+        memory: Bytes that may be taken, of which a part is for reading ahead.
+
+    Returns:
+        What is held, and its bytes.
+    """
+    everything = int(rows * (row_bytes + _OFFSET_BYTES))
+    if everything <= memory / 2 and own_rows >= rows * _LEAST_OWN:
+        return "all", everything
+    windows = int(open_rows * row_bytes)
+    return ("windows", windows) if windows <= memory * 3 / 4 else ("shares", 0)
 
 
 def open_rows(order: Order, splits: int) -> int:

@@ -29,6 +29,13 @@ __all__ = ["add_commands"]
 _SHOWN_ROWS = 8
 
 
+_HELD = {
+    "all": "all rows, {} in each rank: read once, in the order of the table",
+    "windows": "the open rows, {} in each rank",
+    "shares": "the rows of the next steps",
+}
+
+
 def add_commands(commands: Any) -> None:
     """Add the command to a parser."""
     command = add(commands, "plan", "print which rows each rank reads in a step, and what it costs")
@@ -96,7 +103,9 @@ def _print_plan(report: PlanReport) -> None:
             "order": _order(report),
             "epoch": f"{report.steps:,} steps of {report.global_batch:,} rows, "
             f"{report.surplus_rows:,} rows over",
-            "reads a step": f"about {number(report.requests_a_step)} requests of "
+            "reads a step": "where not all rows are held, "
+            * (report.held == "all")
+            + f"about {number(report.requests_a_step)} requests of "
             f"{size(report.bytes_a_step)} in all (estimated, for the middle of an epoch: one for "
             f"each run of neighbouring rows in each of {len(report.columns)} columns, rows of "
             "average size on disk; Lance joins requests that lie close)",
@@ -104,6 +113,8 @@ def _print_plan(report: PlanReport) -> None:
             "open rows": f"{report.open_rows:,}, about {size(report.open_bytes)} over all ranks"
             if report.open_rows
             else "none: rows are read shortly before their step",
+            "held": _HELD[report.held].format(size(report.held_bytes))
+            + " (by a loader of columns with the default prefetch_bytes)",
             "deff": _effects(report),
             "with cache_dir=": "; ".join(map(_kept, report.cache)),
         }
