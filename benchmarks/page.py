@@ -13,10 +13,13 @@ from comparison import section as throughput_section
 
 CASES = {
     "plain": "no filter",
-    "small": "no filter, a table of 100,000 rows",
+    "rows-10": "no filter, a table of 10,000,000 rows",
+    "rows-100": "no filter, a table of 1,000,000 rows",
+    "rows-1000": "no filter, a table of 100,000 rows",
     "filter-built": "a filter that keeps half, run for the first time",
     "filter-cached": "the same filter, its selection in the cache folder",
     "resume-0.01": "resumed at 1 % of the epoch",
+    "resume-0.5": "resumed at 50 % of the epoch",
     "resume-0.99": "resumed at 99 % of the epoch",
 }
 

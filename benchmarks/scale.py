@@ -59,8 +59,12 @@ def permutation(path: str) -> None:
 def main() -> None:
     rows = int(sys.argv[1]) if len(sys.argv) > 1 else LIMIT
     path = str(long_table(rows))
-    small = str(long_table(100_000))
-    cases = ["plain", "small", "filter-built", "filter-cached", "resume-0.01", "resume-0.99"]
+    shorter = {f"rows-{part}": str(long_table(rows // part)) for part in (1000, 100, 10)}
+    filters, resumes = (
+        ["filter-built", "filter-cached"],
+        ["resume-0.01", "resume-0.5", "resume-0.99"],
+    )
+    cases = [*shorter, "plain", *filters, *resumes]
     results: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
     script = Path(__file__)
     with tempfile.TemporaryDirectory() as cache:
@@ -69,9 +73,7 @@ def main() -> None:
             shutil.rmtree(cache)
             os.mkdir(cache)
             for name in cases:
-                results[name].append(
-                    fresh(script, "case", small if name == "small" else path, name)
-                )
+                results[name].append(fresh(script, "case", shorter.get(name, path), name))
     out = {
         name: {key: spread([r[key] for r in runs]) for key in runs[0]}
         for name, runs in results.items()
