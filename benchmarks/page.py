@@ -10,6 +10,7 @@ from typing import Any
 from common import HERE, OUT
 from comparison import README_MARKS, paragraph, readme_table, shown
 from comparison import section as throughput_section
+from sections import cache_section, decode_section
 
 CASES = {
     "plain": "no filter",
@@ -223,6 +224,8 @@ def main() -> None:
         ("scale", scale_section),
         ("steady", steady_section),
         ("links", links_section),
+        ("decode", lambda result: decode_section(result, machine(result))),
+        ("cache", lambda result: cache_section(result, machine(result))),
         ("ingest", ingest_section),
     )
     page = HERE.parent / "docs" / "benchmarks.md"

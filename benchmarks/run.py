@@ -13,7 +13,20 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 QUICK = (("throughput", "--quick"), ("links", "--quick"), ("ingest", "--quick"))
-FULL = (("data",), ("throughput",), ("scale",), ("steady",), ("links",), ("ingest",))
+FULL = tuple(
+    (name,)
+    for name in (
+        "data",
+        "throughput",
+        "scale",
+        "steady",
+        "links",
+        "decode",
+        "storage",
+        "cache",
+        "ingest",
+    )
+)
 
 
 def main() -> None:
