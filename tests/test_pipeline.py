@@ -1102,3 +1102,54 @@ def test_a_stuck_holder_of_the_lock_is_not_waited_for(
     assert found == expected
     assert len(seen) == 1
     assert path.exists()
+
+
+# ---- all rows are held ------------------------------------------------------------------------
+
+
+def test_rows_that_are_held_are_read_once(table: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, rows = Reader.read, 0
+
+    def reading(self: Reader, offsets: Any) -> Rows:
+        nonlocal rows
+        rows += len(offsets)
+        return read(self, offsets)
+
+    dataset = StreamingDataset(table, num_splits=8, with_index=True)
+    with StreamingDataLoader(dataset, batch_size=20) as loader:
+        count = dataset.stream(20).count
+        monkeypatch.setattr(Reader, "read", reading)
+        whole = [batch["row_offset"].tolist() for batch in loader]
+        first = 4 * 20  # are read by themselves
+        assert count <= rows <= first + count
+        before = rows
+        for epoch in range(1, 3):
+            given = [batch["row_offset"].tolist() for batch in loader]
+            assert given != whole
+            assert loader.state_dict()["epoch"] == epoch + 1
+        iterator = iter(loader)
+        given = [next(iterator)["row_offset"].tolist() for _ in range(7)]
+        del iterator  # left in the midst of the epoch
+        given += [batch["row_offset"].tolist() for batch in loader]
+        assert rows == before
+    with StreamingDataLoader(
+        StreamingDataset(table, num_splits=8, with_index=True, epoch=3), batch_size=20
+    ) as fresh:
+        assert given[:7] == [b["row_offset"].tolist() for b in itertools.islice(fresh, 7)]
+
+
+def test_few_batches_do_not_load_all(table: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, most = Reader.read, 0
+
+    def reading(self: Reader, offsets: Any) -> Rows:
+        nonlocal most
+        most = max(most, len(offsets))
+        return read(self, offsets)
+
+    dataset = StreamingDataset(table, filter="id < 60")
+    with StreamingDataLoader(dataset, batch_size=20) as loader:
+        loader.dataset.stream(20)
+        monkeypatch.setattr(Reader, "read", reading)
+        for _ in range(3):
+            assert len(list(loader)) == 3
+        assert most <= 60

@@ -71,7 +71,7 @@ def test_an_offset_that_is_not_there_is_an_error(path: str) -> None:
 
 
 def test_local_tables_are_read_through_the_ring(path: str, way: str) -> None:
-    address = Takes(open_table(path)).dataset.uri
+    address = open_table(path).bulk.uri
     assert address.startswith("file+uring://") is (way == "uring")
 
 
@@ -144,3 +144,24 @@ def test_blobs_of_large_fragments(tmp_path: Path, kind: str) -> None:
     assert found == values
     some = np.array([3, 40, 41, 999])
     assert reader.read(some).batch.column(0).to_pylist() == [values[i] for i in some]
+
+
+def test_a_ring_that_fails_later_is_left(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = open_table(path)
+    plain = table.dataset
+    takes = Takes(table)
+
+    class Broken:
+        """Stands for a dataset whose threads could not make their rings."""
+
+        def take(self, *_: Any, **__: Any) -> Any:
+            raise OSError("Generic UringReader error: io_uring thread died")
+
+    monkeypatch.setattr(table, "_bulk", Broken())
+    monkeypatch.setattr("destrier.take._ROWS_OF_A_FRAGMENT", 10_000)
+    assert takes.take(np.arange(0, 500, 2), ["id"])["id"].to_pylist() == live()[0:500:2]
+    assert table.bulk is plain
+
+    monkeypatch.setattr(table, "_bulk", plain)
+    with pytest.raises(OSError, match="out"):
+        takes._tried(lambda: (_ for _ in ()).throw(OSError("out of io_uring")))

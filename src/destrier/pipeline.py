@@ -35,7 +35,7 @@ from destrier.read import Reader, Rows
 from destrier.schedule import Block, Schedule
 from destrier.threads import Threads
 
-__all__ = ["READ_AHEAD", "Delivery", "Epoch", "Pipeline"]
+__all__ = ["READ_AHEAD", "Delivery", "Epoch", "Kept", "Pipeline"]
 
 # Blocks that are read at once, before the one that is next. Lance has 64 requests in flight for
 # each take: four takes have as many as 5,000 requests a second, the most that it sends, need where
@@ -64,6 +64,13 @@ class Delivery:
     value: Any
 
 
+@dataclass
+class Kept:
+    """All rows, once they are loaded: what one pipeline leaves to the next."""
+
+    memory: _Memory | None = None
+
+
 class Pipeline:
     """Runs the stages for a sequence of epochs.
 
@@ -72,6 +79,7 @@ class Pipeline:
         reader: Reads blocks.
         finish: From a share to what the consumer gets.
         columnar: Whether shares are numpy columns, else Arrow record batches.
+        kept: Where all rows stay, if all are held.
         threads: Threads that finish shares; 0 finishes on the driving thread.
         ready_bytes: How many bytes of finished batches may wait for the consumer.
         most_ready: How many of them may wait.
@@ -84,6 +92,7 @@ class Pipeline:
         finish: Callable[[RawBatch], Finished],
         *,
         columnar: bool,
+        kept: Kept,
         threads: int,
         ready_bytes: int,
         most_ready: int | None = None,
@@ -93,6 +102,7 @@ class Pipeline:
         self._counts = reader.counts
         self._finish = finish
         self._columnar = columnar
+        self._kept = kept
         self._ready_bytes = ready_bytes
         self._ready_limit = _MOST_READY if most_ready is None else most_ready
         self._largest = 0  # bytes of a batch, before or after it was finished
@@ -163,6 +173,7 @@ class Pipeline:
         """Let all stages end soon. Takes no lock of others, so that a finaliser may call it."""
         with self._condition:
             self._stopped = True
+            self._kept = Kept()  # what is there stays with who goes on with it
             self._queue.clear()
             self._condition.notify_all()
 
@@ -201,7 +212,7 @@ class Pipeline:
     def _run(self) -> None:
         blocks = self._blocks()
         ahead: deque[_Reading] = deque()
-        memory = _Memory(self._reader.schema, columnar=self._columnar)
+        memory = self._kept.memory or _Memory(self._reader.schema, columnar=self._columnar)
         while not self._stopped:
             while len(ahead) <= READ_AHEAD:
                 began = time.perf_counter()
@@ -226,6 +237,9 @@ class Pipeline:
             done = oldest.rows.result()
             began = self._counts.done("wait for a read", began)
             memory.load(oldest.block, done)
+            loading = oldest.block.targets is None or not len(oldest.block.samples)
+            if oldest.epoch.schedule.held == "all" and not loading:
+                self._kept.memory = memory
             self._counts.done("gather", began)
             del done
             self._gather(oldest.epoch, oldest.block, memory)

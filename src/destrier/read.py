@@ -242,16 +242,8 @@ class Reader:
             raise _BrokenError(name, broken.errors) from None
 
     def _read_blobs(self, name: str, offsets: Ints) -> list[bytes | None]:
-        pairs = self._call(
-            lambda: self._takes.dataset.read_blobs(
-                name, indices=offsets.tolist(), preserve_order=True
-            )
-        )
-        if len(pairs) != len(offsets):
-            raise ReadError(
-                f"Lance returned {len(pairs)} blobs of {self.table.name} for {len(offsets)} offsets"
-            )
-        return [value for _, value in pairs]
+        values: list[bytes | None] = self._call(lambda: self._takes.blobs(offsets, name))
+        return values
 
     def _call(self, function: Callable[[], Any]) -> Any:
         return lance_call(

@@ -17,7 +17,7 @@ from destrier.batch import Finished, RawBatch
 from destrier.columns import dense_bytes, dense_type
 from destrier.errors import ColumnError, DestrierError, DestrierWarning, ReadError, StateError
 from destrier.links.columns import delivered_columns
-from destrier.pipeline import READ_AHEAD, Delivery, Epoch, Pipeline
+from destrier.pipeline import READ_AHEAD, Delivery, Epoch, Kept, Pipeline
 from destrier.plan import Shares, Steps
 from destrier.read import Reader
 from destrier.schedule import BLOCK_BYTES, Held, Schedule, choose_held, open_rows
@@ -151,6 +151,7 @@ class Runner:
         self._owner = weakref.ref(owner)
         self._pipeline: Pipeline | None = None
         self._ending: list[Pipeline] = []
+        self._kept = Kept()
         self._next: tuple[int, int] | None = None
         self._finalizer: weakref.finalize[..., Any] | None = None
         row_bytes = measured_row_bytes(work.stream, work.reader)
@@ -171,7 +172,7 @@ class Runner:
                 DestrierWarning,
                 stacklevel=4,
             )
-        self._block_bytes = min(BLOCK_BYTES, work.prefetch_bytes // 16)
+        self._block_bytes = min(BLOCK_BYTES, work.prefetch_bytes // 32)
         ahead = (READ_AHEAD + 2) * self._block_bytes  # that are read, or were just read
         self._ready_bytes = max(work.prefetch_bytes - held - ahead, work.prefetch_bytes // 8)
 
@@ -184,6 +185,7 @@ class Runner:
                 self.work.reader,
                 self.work.finish,
                 columnar=self.work.columnar,
+                kept=self._kept,
                 threads=self.work.threads,
                 ready_bytes=self._ready_bytes,
                 most_ready=self.work.most_ready,
@@ -200,7 +202,11 @@ class Runner:
         pipeline = self._pipeline
         if pipeline is None:
             raise RuntimeError("the pipeline is stopped")
-        delivery = pipeline.get()
+        try:
+            delivery = pipeline.get()
+        except BaseException:
+            self._kept = Kept()
+            raise
         if delivery.index < 0:
             self._next = (delivery.epoch + 1, 0)
         return delivery
@@ -234,11 +240,19 @@ class Runner:
             row_bytes=self.row_bytes,
             block_bytes=self._block_bytes,
             held=self.held,
+            loaded=self._kept.memory is not None,
         )
 
 
 def _epochs(
-    work: Work, epoch: int, counter: int, *, row_bytes: float, block_bytes: int, held: Held
+    work: Work,
+    epoch: int,
+    counter: int,
+    *,
+    row_bytes: float,
+    block_bytes: int,
+    held: Held,
+    loaded: bool,
 ) -> Iterator[Epoch]:
     for number in range(epoch, _EPOCHS):
         schedule = Schedule(
@@ -247,9 +261,10 @@ def _epochs(
             work.shares(counter),
             row_bytes=row_bytes,
             held=held,
-            loaded=number > epoch,
+            loaded=loaded,
             block_bytes=block_bytes,
         )
+        loaded = schedule.loads
         yield Epoch(number, schedule, work.stream.count if work.padded else None)
         counter = 0
 

@@ -71,7 +71,7 @@ class Schedule:
         shares: Which samples are delivered, in shares.
         row_bytes: Bytes of a row in memory, about.
         held: What stays in memory.
-        loaded: Whether all rows are there already, from the epoch before.
+        loaded: Whether all rows are there already, where all are held.
         block_bytes: Bytes that are read together, about, unless one share is more.
     """
 
@@ -90,20 +90,28 @@ class Schedule:
         self.rows = rows
         self.shares = shares
         self.held: Held = "shares" if held == "windows" and not order.windowed else held
-        self._loaded = loaded
+        self._loaded = loaded and held == "all"
         self._most_rows = max(1, min(_BLOCK_ROWS, int(block_bytes / row_bytes)))
         planned = _BLOCK_ROWS if held == "all" else self._most_rows
         self.shares_per_block = max(1, planned // max(1, shares.largest))
+
+    @property
+    def loads(self) -> bool:
+        """Whether all rows are there after it."""
+        return self._loaded or (self.held == "all" and len(self.shares) > self._start)
+
+    @property
+    def _start(self) -> int:
+        """How many shares are read by themselves: they need not wait for all that is held."""
+        return 0 if self._loaded else min(_DIRECT_SHARES, len(self.shares))
 
     def __iter__(self) -> Iterator[Block]:
         if self.held == "shares":
             for first in range(0, len(self.shares), self.shares_per_block):
                 yield self._direct(first, first + self.shares_per_block)
             return
-        start = 0
-        if not self._loaded:
-            # The first shares are read by themselves: they need not wait for all that is held.
-            start = min(_DIRECT_SHARES, len(self.shares))
+        start = self._start
+        if start:
             yield self._direct(0, start)
         if self.held == "all":
             yield from self._all(start)
@@ -115,14 +123,17 @@ class Schedule:
 
     def _all(self, start: int) -> Iterator[Block]:
         none, n = np.empty(0, np.int64), self.order.n
-        for first in range(0, 0 if self._loaded else n, self._most_rows):
+        for first in range(0, n if self.loads and not self._loaded else 0, self._most_rows):
             positions = np.arange(first, min(first + self._most_rows, n))
             offsets = self.rows.offsets(positions)
             yield Block(offsets, positions, [], n, start, none, np.zeros(1, np.int64), none)
         windows = _Windows(self.order, _Positions()) if self.order.windowed else None
         index = none  # from the place in a window's slot to the position
-        for first in range(start, len(self.shares), self.shares_per_block):
-            last = min(first + self.shares_per_block, len(self.shares))
+        first = start
+        while first < len(self.shares):
+            # Few at first: the consumer waits for them.
+            some = self.shares_per_block if first else _DIRECT_SHARES
+            last = min(first + some, len(self.shares))
             samples, bounds = self.shares.samples(first, last)
             if windows is None:
                 places = self.order.rows(samples % n)
@@ -133,6 +144,7 @@ class Schedule:
                     index[block.targets] = block.offsets
                     places = index[block.places]
             yield Block(none, none, [], n, first, samples, bounds, places)
+            first = last
 
     def _direct(self, first: int, last: int) -> Block:
         samples, bounds = self.shares.samples(first, min(last, len(self.shares)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import threading
 import time
 import warnings
 from functools import cached_property
@@ -24,6 +25,7 @@ from destrier.errors import (
 )
 from destrier.process import check_process
 from destrier.storage import passes, patience, with_defaults
+from destrier.uring import uring_uri
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -45,6 +47,8 @@ _INDEX_CACHE_BYTES = 64 << 20
 _METADATA_CACHE_BYTES = 256 << 20
 
 _LONGEST_PAUSE = 5.0  # seconds
+_bulk_lock = threading.Lock()
+
 _SECRET_LENGTH = 4  # shorter values are flags, and stand in any text
 _LOCAL_SCHEMES = ("file", "file-object-store", "file+uring")
 
@@ -152,13 +156,14 @@ class Table:
         self.version = version
         self.storage_options = dict(storage_options or {})
         self._dataset = dataset
+        self._bulk: lance.LanceDataset | None = None
         self._identity: str | None = None
 
     def __repr__(self) -> str:
         return f"Table({_shown(self.uri)!r}, version={self.version})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_dataset": None}
+        return {**self.__dict__, "_dataset": None, "_bulk": None}
 
     @property
     def name(self) -> str:
@@ -173,6 +178,29 @@ class Table:
         return self._dataset
 
     @property
+    def bulk(self) -> lance.LanceDataset:
+        """The dataset as many rows are read from it: local files through io_uring."""
+        with _bulk_lock:
+            if self._bulk is None:
+                self._bulk = self._open_bulk()
+            return self._bulk
+
+    def _open_bulk(self) -> lance.LanceDataset:
+        fast = None if self.storage_options else uring_uri(self.uri)
+        if fast is None:
+            return self.dataset
+        try:
+            return _open(fast, self.version, {})
+        except TableError:
+            return self.dataset
+
+    def read_plainly(self) -> bool:
+        """Read without io_uring from now on; False if that was so before."""
+        with _bulk_lock:
+            before, self._bulk = self._bulk, self.dataset
+        return before is not self.dataset
+
+    @property
     def secrets(self) -> list[str]:
         """What no text may show: the URI as it is, and the values of storage options."""
         return _secrets(self.uri, self.storage_options)
@@ -184,8 +212,11 @@ class Table:
 
     def io(self) -> tuple[int, int]:
         """Requests and bytes that were read of the table so far, by this process."""
-        stats = self.dataset.io_stats_snapshot()
-        return int(stats.read_iops), int(stats.read_bytes)
+        opened = [self.dataset]
+        if self._bulk is not None and self._bulk is not self.dataset:
+            opened.append(self._bulk)
+        stats = [dataset.io_stats_snapshot() for dataset in opened]
+        return sum(int(s.read_iops) for s in stats), sum(int(s.read_bytes) for s in stats)
 
     @property
     def schema(self) -> pa.Schema:
@@ -340,10 +371,10 @@ def _open(uri: str, version: int | str | None, options: Mapping[str, str]) -> la
         index_cache_size_bytes=_INDEX_CACHE_BYTES, metadata_cache_size_bytes=_METADATA_CACHE_BYTES
     )
     try:
-        passed = with_defaults(options) if _is_remote(uri) else dict(options)
-        return lance.dataset(uri, version=version, storage_options=passed or None, session=session)
+        passed = _passed(uri, options)
+        return lance.dataset(uri, version=version, storage_options=passed, session=session)
     except Exception as error:
-        if version is not None and _opens(uri, options):
+        if version is not None and not passes(str(error)) and _opens(uri, options):
             raise VersionError(
                 f"version {version!r} of {shown} is gone or was never there; pin= keeps the "
                 "version of a run from being cleaned up"
@@ -364,9 +395,13 @@ def _secrets(uri: str, options: Mapping[str, str]) -> list[str]:
     return [*shown, *(str(value) for value in options.values())]
 
 
+def _passed(uri: str, options: Mapping[str, str]) -> dict[str, str] | None:
+    return (with_defaults(options) if _is_remote(uri) else dict(options)) or None
+
+
 def _opens(uri: str, options: Mapping[str, str]) -> bool:
     try:
-        lance.dataset(uri, storage_options=dict(options) or None)
+        lance.dataset(uri, storage_options=_passed(uri, options))
     except Exception:
         return False
     return True

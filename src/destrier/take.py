@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import cached_property
+import re
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import lance
 import numpy as np
@@ -12,11 +13,13 @@ import pyarrow as pa
 from destrier.errors import ReadError
 from destrier.keyed import Ints
 from destrier.table import Table
-from destrier.uring import uring_uri
 from destrier.writing.layout import is_blob
 
 __all__ = ["Takes"]
 
+T = TypeVar("T")
+
+_RING = re.compile("io_uring|UringReader")
 _ROWS_OF_A_FRAGMENT = 64  # in the mean: fewer do not pay for a call of their own
 
 
@@ -34,26 +37,10 @@ class Takes:
     def __init__(self, table: Table) -> None:
         self.table = table
 
-    @cached_property
-    def dataset(self) -> lance.LanceDataset:
-        """The table as it is read in bulk: local files through io_uring."""
-        fast = None if self.table.storage_options else uring_uri(self.table.uri)
-        if fast is None:
-            return self.table.dataset
-        try:
-            return Table(fast, self.table.version).dataset
-        except Exception:  # any reason is one to read it the ordinary way
-            return self.table.dataset
-
-    @cached_property
-    def _fragments(self) -> list[lance.LanceFragment]:
-        return self.dataset.get_fragments()
-
-    @cached_property
-    def _bounds(self) -> Ints:
-        """The offset at which each fragment begins, and one past the last row."""
-        rows = [fragment.metadata.num_rows for fragment in self._fragments]
-        return np.concatenate([np.zeros(1, np.int64), np.cumsum(rows, dtype=np.int64)])
+        rows = [fragment.metadata.num_rows for fragment in table.dataset.get_fragments()]
+        # Where each fragment begins, and one past the last row.
+        self._bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(rows, dtype=np.int64)])
+        self._fragments: tuple[lance.LanceDataset, list[lance.LanceFragment]] | None = None
 
     def take(self, offsets: Ints, names: list[str]) -> dict[str, pa.Array]:
         """Take rows.
@@ -65,7 +52,7 @@ class Takes:
         Raises:
             ReadError: If Lance gives other than that many rows.
         """
-        pieces = list(self._pieces(offsets, names))
+        pieces = self._tried(lambda: list(self._pieces(offsets, names)))
         rows = sum(piece.num_rows for piece in pieces)
         if rows != len(offsets):
             raise ReadError(
@@ -76,22 +63,54 @@ class Takes:
             for name in names
         }
 
+    def blobs(self, offsets: Ints, name: str) -> list[bytes | None]:
+        """Read the values of a blob column through Lance's planned reads.
+
+        Raises:
+            ReadError: If Lance gives other than that many values.
+        """
+        pairs = self._tried(
+            lambda: self.table.bulk.read_blobs(name, indices=offsets.tolist(), preserve_order=True)
+        )
+        if len(pairs) != len(offsets):
+            raise ReadError(
+                f"Lance returned {len(pairs)} blobs of {self.table.name} for {len(offsets)} offsets"
+            )
+        return [value for _, value in pairs]
+
+    def _tried(self, read: Callable[[], T]) -> T:
+        """Read; once more without io_uring where that is what failed.
+
+        The kernel was asked for one ring, but may refuse those that Lance makes afterwards.
+        """
+        try:
+            return read()
+        except BaseException as error:
+            panicked = type(error).__name__ == "PanicException"
+            if not (panicked or _RING.search(str(error))) or not self.table.read_plainly():
+                raise
+        return read()
+
     def _pieces(self, offsets: Ints, names: list[str]) -> Iterator[pa.Table]:
         # Fragments cannot give the descriptions of blobs.
         whole = any(is_blob(self.table.schema.field(name)) for name in names)
         if whole or self.table.remote or offsets[0] < 0 or offsets[-1] >= self._bounds[-1]:
-            yield self.dataset.take(pa.array(offsets), columns=names)
+            yield self.table.bulk.take(pa.array(offsets), columns=names)
             return
         first = int(np.searchsorted(self._bounds, offsets[0], side="right")) - 1
         last = int(np.searchsorted(self._bounds, offsets[-1], side="right"))
         cuts = np.searchsorted(offsets, self._bounds[first : last + 1])
         touched = np.flatnonzero(cuts[1:] > cuts[:-1])
         if len(offsets) < _ROWS_OF_A_FRAGMENT * len(touched) and len(touched) > 1:
-            yield self.dataset.take(pa.array(offsets), columns=names)
+            yield self.table.bulk.take(pa.array(offsets), columns=names)
             return
+        bulk = self.table.bulk
+        if self._fragments is None or self._fragments[0] is not bulk:
+            self._fragments = bulk, bulk.get_fragments()
+        fragments = self._fragments[1]
         for i in touched.tolist():
             part = offsets[cuts[i] : cuts[i + 1]] - self._bounds[first + i]
-            yield self._fragments[first + i].take(part.tolist(), columns=names)
+            yield fragments[first + i].take(part.tolist(), columns=names)
 
 
 def _joined(chunks: list[pa.Array]) -> pa.Array:
