@@ -1,7 +1,7 @@
-"""What nothing can pass: Lance's own reads of a workload's rows, and the machine, in the same run.
+"""Lance's own reads of a workload's rows, and the machine's limits, in the same run.
 
-Reads go to numpy, two at a time as our pipeline has them, and every page is touched as it is for
-loaders. Prints JSON: samples a second for each limit.
+Reads go to numpy, four at a time as our pipeline has them, through the files as Lance opens them
+by default, and every page is touched as it is for loaders. Prints JSON: samples a second for each limit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from workloads import WORKLOADS, Workload
 
 READ_BYTES = 8 << 20  # that are taken at once
 MOST_ROWS = 1 << 18
-IN_FLIGHT = 2
+IN_FLIGHT = 4
 _COPIED = 64 << 20
 
 
@@ -62,8 +62,8 @@ class Takes:
         self.columns = list(load.columns) if load.columns else self.dataset.schema.names
         self.rows = np.arange(self.dataset.count_rows())
         if load.filter is not None:
-            kept = self.dataset.to_table([], filter=load.filter, with_row_address=True)
-            self.rows = kept["_rowaddr"].to_numpy()
+            kept = self.dataset.to_table(filter=load.filter, columns=["_rowoffset"])
+            self.rows = kept["_rowoffset"].to_numpy()
         sample = self.dataset.take(self.rows[:64].tolist(), columns=self.columns)
         self.row_bytes = max(1.0, sum(a.nbytes for a in arrays(sample)) / 64)
         self.run = max(1, run)

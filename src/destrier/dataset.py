@@ -73,7 +73,7 @@ class StreamingDataset(Counted, IterableDataset[Any]):
     Args:
         table: A URI or path of a Lance dataset, a `lance.LanceDataset` or a LanceDB table.
         version: Version number or tag. None takes the latest, or a loaded state's.
-        storage_options: Passed to Lance untouched.
+        storage_options: Passed to Lance, with limits on retries where they name none.
         pin: Tags the version under this name, so that a cleanup cannot remove it (rank 0 writes).
         columns: Names of the columns to read; None reads all.
         filter: SQL expression; applied once, before anything is read. None takes a state's.
