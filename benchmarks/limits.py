@@ -1,7 +1,8 @@
 """Lance's own reads of a workload's rows, and the machine's limits, in the same run.
 
 Reads go to numpy, four at a time as our pipeline has them, through the files as Lance opens them
-by default, and every page is touched as it is for loaders. Prints JSON: samples a second for each limit.
+by default, and every page is touched as it is for loaders. Prints JSON: samples a second for each
+limit.
 """
 
 from __future__ import annotations

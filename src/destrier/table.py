@@ -420,8 +420,8 @@ def open_table(
         source: A URI or path of a Lance dataset, a `lance.LanceDataset`, or a LanceDB table.
         version: A version number or a tag. None is the latest version of a URI, and the version
             that an open dataset or LanceDB table is at.
-        storage_options: Passed to Lance, as `lance.dataset` takes them, with limits on retries where
-            they name none. None takes those of an open dataset or LanceDB table.
+        storage_options: Passed to Lance, as `lance.dataset` takes them, with limits on retries
+            where they name none. None takes those of an open dataset or LanceDB table.
         pin: Tag the version under this name, so that a cleanup cannot remove it.
 
     Raises:
