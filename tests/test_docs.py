@@ -12,6 +12,7 @@ Each file gets a folder of its own, with the table that ``docs/README.md`` makes
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import os
 import re
@@ -151,6 +152,8 @@ def test_page(page: Path, folder: Path, example_folder: Path) -> None:
             printed = execute(block.text, page, block.line, names)
         if shown := PRINTED.findall(block.text):
             assert printed.splitlines() == shown, f"{page.name}, line {block.line}"
+    names.clear()  # functions of a page hold its names, and so its loaders, in a cycle
+    gc.collect()
 
 
 def test_few_blocks_are_not_run() -> None:
