@@ -15,6 +15,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import lance
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -1003,6 +1004,32 @@ def test_a_freed_object_is_let_go_and_nulls_do_not_stay(no_collector: None) -> N
     pool.reserve(100)
     assert pool.take(np.array([3, 0]))["a"].values.tolist() == [7, 8]
     assert isinstance(from_arrow(pa.array([1])), Column)
+
+
+@pytest.mark.parametrize("format", ["torch", "numpy"])
+def test_what_is_done_to_a_batch_changes_no_later_one(tmp_path: Path, format: Any) -> None:
+    ids = range(60)
+    rows = {
+        "id": list(ids),
+        "tokens": [[i, i] for i in ids],
+        "nested": [[[i], []] for i in ids],
+        "record": [{"a": [i]} for i in ids],
+        "map": pa.array([[("k", [i])] for i in ids], pa.map_(pa.string(), pa.list_(pa.int8()))),
+    }
+    lance.write_dataset(pa.table(rows), tmp_path / "t.lance", data_storage_version="2.2")
+    with StreamingDataLoader(str(tmp_path / "t.lance"), batch_size=10, format=format) as loader:
+        for _ in range(2):
+            for batch in loader:
+                assert [each.tolist() for each in batch["tokens"]] == [[i, i] for i in batch["id"]]
+                assert batch["nested"] == [[[i], []] for i in batch["id"]]
+                assert batch["record"] == [{"a": [i]} for i in batch["id"]]
+                assert batch["map"] == [[("k", [i])] for i in batch["id"]]
+                for i in range(10):
+                    batch["tokens"][i][:] = -1
+                    batch["nested"][i][0].append(-1)
+                    batch["record"][i]["a"].append(-1)
+                    batch["map"][i][0][1].append(-1)
+                batch["id"][:] = -1
 
 
 # ---- device -----------------------------------------------------------------------------------
