@@ -1032,6 +1032,24 @@ def test_what_is_done_to_a_batch_changes_no_later_one(tmp_path: Path, format: An
                 batch["id"][:] = -1
 
 
+def test_python_objects_are_counted_as_what_they_take(tmp_path: Path) -> None:
+    words = [[f"word {i} {j}" for j in range(10)] for i in range(200)]
+    lance.write_dataset(pa.table({"words": words}), tmp_path / "t.lance")
+    dataset = StreamingDataset(tmp_path / "t.lance")
+    taken = sum(sys.getsizeof(each) + sum(map(sys.getsizeof, each)) for each in words) / 200
+    with StreamingDataLoader(dataset, batch_size=10) as loader:
+        next(iter(loader))
+        assert loader._runner is not None
+        assert loader._runner.row_bytes == pytest.approx(taken, rel=0.2)
+    for rows, held in ((450, "all"), (350, "windows")):
+        with StreamingDataLoader(
+            dataset, batch_size=10, prefetch_bytes=int(rows * taken)
+        ) as loader:
+            next(iter(loader))
+            assert loader._runner is not None
+            assert loader._runner.held == held
+
+
 # ---- device -----------------------------------------------------------------------------------
 
 

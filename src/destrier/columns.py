@@ -10,6 +10,7 @@ Nulls of a dense column: NaN where the type is floating, else the row is marked 
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -20,7 +21,16 @@ from numpy.typing import NDArray
 from destrier.keyed import Ints
 from destrier.memory import gather
 
-__all__ = ["Column", "Columns", "dense_bytes", "dense_type", "empty_array", "from_arrow", "take"]
+__all__ = [
+    "Column",
+    "Columns",
+    "dense_bytes",
+    "dense_type",
+    "empty_array",
+    "from_arrow",
+    "memory_bytes",
+    "take",
+]
 
 _TIMES = (
     pa.types.is_timestamp,
@@ -186,3 +196,25 @@ def take(column: Column, index: Ints) -> Column:
     """The rows at ``index``, copied."""
     valid = None if column.valid is None else column.valid[index]
     return Column(gather(column.values, index), valid)
+
+
+def memory_bytes(column: Column) -> int:
+    """Return the bytes that a column takes in memory, with its Python objects."""
+    size = int(column.values.nbytes)
+    if column.dense:
+        return size
+    seen: set[int] = set()
+    left = list(column.values)
+    while left:
+        value = left.pop()
+        if value is None or id(value) in seen:
+            continue
+        seen.add(id(value))
+        size += sys.getsizeof(value)
+        if isinstance(value, np.ndarray):
+            size += 0 if value.base is None else int(value.nbytes)
+        elif isinstance(value, list | tuple):
+            left.extend(value)
+        elif isinstance(value, dict):
+            left.extend(value.values())
+    return size
