@@ -1050,6 +1050,17 @@ def test_python_objects_are_counted_as_what_they_take(tmp_path: Path) -> None:
             assert loader._runner.held == held
 
 
+def test_narrow_columns_lie_close() -> None:
+    schema = pa.schema([(str(i), pa.int8() if i % 2 else pa.int64()) for i in range(12)])
+    pool = ColumnPool(schema)
+    assert pool._packed.dtype.itemsize == 56
+    batch = pa.RecordBatch.from_arrays([pa.array([i, -i]) for i in range(12)], list("abcdefghijkl"))
+    pool.reserve(2)
+    pool.put(np.arange(2), Rows(batch, None))
+    taken = pool.take(np.array([1, 0]))
+    assert [taken[str(i)].values.tolist() for i in range(12)] == [[-i, i] for i in range(12)]
+
+
 # ---- device -----------------------------------------------------------------------------------
 
 
