@@ -1061,6 +1061,17 @@ def test_narrow_columns_lie_close() -> None:
     assert [taken[str(i)].values.tolist() for i in range(12)] == [[-i, i] for i in range(12)]
 
 
+def test_tensors_as_arrow_makes_them_are_tensors(tmp_path: Path) -> None:
+    values = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
+    made = pa.FixedShapeTensorArray.from_numpy_ndarray(values)
+    assert made.type.permutation == [0, 1]
+    lance.write_dataset(pa.table({"x": made}), tmp_path / "t.lance")
+    dataset = StreamingDataset(tmp_path / "t.lance", shuffle=False)
+    with StreamingDataLoader(dataset, batch_size=4) as loader:
+        (batch,) = loader
+    assert torch.equal(batch["x"], torch.from_numpy(values))
+
+
 # ---- device -----------------------------------------------------------------------------------
 
 

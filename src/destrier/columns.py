@@ -65,7 +65,9 @@ def dense_type(kind: pa.DataType) -> tuple[np.dtype[Any], tuple[int, ...]] | Non
     """Return dtype and shape of one value of a fixed-width type, None for any other type."""
     if isinstance(kind, pa.FixedShapeTensorType):
         inner = dense_type(kind.value_type)
-        return None if inner is None or kind.permutation else (inner[0], tuple(kind.shape))
+        # `from_numpy_ndarray` gives one that changes nothing.
+        permuted = list(kind.permutation or ()) != sorted(kind.permutation or ())
+        return None if inner is None or permuted else (inner[0], tuple(kind.shape))
     if isinstance(kind, pa.BaseExtensionType):
         return None
     if pa.types.is_fixed_size_list(kind):
