@@ -299,7 +299,7 @@ def measured_row_bytes(stream: Stream, reader: Reader, *, columnar: bool) -> flo
     except ReadError:
         return expected  # it is an error where its batch comes
     count = max(1, rows.batch.num_rows)
-    measured = rows.batch.nbytes / count + _OBJECT_BYTES
+    measured: float = rows.batch.nbytes / count + _OBJECT_BYTES
     if columnar:
         measured = sum(memory_bytes(from_arrow(column)) for column in rows.batch.columns) / count
     return max(expected, measured)
