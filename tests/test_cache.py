@@ -185,6 +185,20 @@ def test_every_type_and_any_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert len(entries(tmp_path / "c")) > 60
 
 
+def test_nulls_inside_of_lists_stay(tmp_path: Path) -> None:
+    wide = [[i, None, *range(1000)] for i in range(40)]
+    uri = str(tmp_path / "t.lance")
+    names = ["narrow", "wide"]
+    lance.write_dataset(pa.table([[[i, None] for i in range(40)], wide], names=names), uri)
+    table = open_table(uri)
+    expected = Reader(table, names).read(np.arange(40)).batch.to_pylist()
+    assert expected[1]["narrow"] == [1, None]
+    for limit in (None, 1):  # with room, and without
+        reader = Reader(table, names, cache=CacheFolder.of(tmp_path / str(limit), limit))
+        for _ in range(2):
+            assert reader.read(np.arange(40)).batch.to_pylist() == expected
+
+
 # ---- what is kept under which name ------------------------------------------------------------
 
 

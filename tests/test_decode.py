@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from destrier import Image as Wanted
-from destrier import StreamingDataLoader, jpeg
+from destrier import StreamingDataLoader, StreamingDataset, jpeg
 from destrier.errors import ArgumentError, DecodeError
 from destrier.images import decode_image, decode_images
 
@@ -244,6 +244,17 @@ def test_a_bad_image_leaves_the_others(tmp_path, policy, rows):
     for image, offset in zip(batch["image"], batch["row_offset"].tolist(), strict=True):
         expected = with_pillow(files[offset], "RGB").transpose(2, 0, 1)
         assert np.array_equal(image.numpy(), expected)
+
+
+def test_an_image_that_fills_the_place_of_another_is_a_copy(tmp_path):
+    files = [encoded(picture(8, 8 + i, i)) for i in range(2)]
+    table = jpeg_table(tmp_path / "t.lance", [*files, files[1][:300]])
+    dataset = StreamingDataset(table, shuffle=False)
+    with StreamingDataLoader(dataset, batch_size=3, on_error="fill") as loader:
+        _, image, filled = next(iter(loader))["image"]
+    assert torch.equal(image, filled)
+    image.zero_()
+    assert filled.any()
 
 
 def test_the_loader_scales_what_it_is_told_to(tmp_path):

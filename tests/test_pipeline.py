@@ -15,6 +15,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import lance
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -1003,6 +1004,72 @@ def test_a_freed_object_is_let_go_and_nulls_do_not_stay(no_collector: None) -> N
     pool.reserve(100)
     assert pool.take(np.array([3, 0]))["a"].values.tolist() == [7, 8]
     assert isinstance(from_arrow(pa.array([1])), Column)
+
+
+@pytest.mark.parametrize("format", ["torch", "numpy"])
+def test_what_is_done_to_a_batch_changes_no_later_one(tmp_path: Path, format: Any) -> None:
+    ids = range(60)
+    rows = {
+        "id": list(ids),
+        "tokens": [[i, i] for i in ids],
+        "nested": [[[i], []] for i in ids],
+        "record": [{"a": [i]} for i in ids],
+        "map": pa.array([[("k", [i])] for i in ids], pa.map_(pa.string(), pa.list_(pa.int8()))),
+    }
+    lance.write_dataset(pa.table(rows), tmp_path / "t.lance", data_storage_version="2.2")
+    with StreamingDataLoader(str(tmp_path / "t.lance"), batch_size=10, format=format) as loader:
+        for _ in range(2):
+            for batch in loader:
+                assert [each.tolist() for each in batch["tokens"]] == [[i, i] for i in batch["id"]]
+                assert batch["nested"] == [[[i], []] for i in batch["id"]]
+                assert batch["record"] == [{"a": [i]} for i in batch["id"]]
+                assert batch["map"] == [[("k", [i])] for i in batch["id"]]
+                for i in range(10):
+                    batch["tokens"][i][:] = -1
+                    batch["nested"][i][0].append(-1)
+                    batch["record"][i]["a"].append(-1)
+                    batch["map"][i][0][1].append(-1)
+                batch["id"][:] = -1
+
+
+def test_python_objects_are_counted_as_what_they_take(tmp_path: Path) -> None:
+    words = [[f"word {i} {j}" for j in range(10)] for i in range(200)]
+    lance.write_dataset(pa.table({"words": words}), tmp_path / "t.lance")
+    dataset = StreamingDataset(tmp_path / "t.lance")
+    taken = sum(sys.getsizeof(each) + sum(map(sys.getsizeof, each)) for each in words) / 200
+    with StreamingDataLoader(dataset, batch_size=10) as loader:
+        next(iter(loader))
+        assert loader._runner is not None
+        assert loader._runner.row_bytes == pytest.approx(taken, rel=0.2)
+    for rows, held in ((450, "all"), (350, "windows")):
+        with StreamingDataLoader(
+            dataset, batch_size=10, prefetch_bytes=int(rows * taken)
+        ) as loader:
+            next(iter(loader))
+            assert loader._runner is not None
+            assert loader._runner.held == held
+
+
+def test_narrow_columns_lie_close() -> None:
+    schema = pa.schema([(str(i), pa.int8() if i % 2 else pa.int64()) for i in range(12)])
+    pool = ColumnPool(schema)
+    assert pool._packed.dtype.itemsize == 56
+    batch = pa.RecordBatch.from_arrays([pa.array([i, -i]) for i in range(12)], list("abcdefghijkl"))
+    pool.reserve(2)
+    pool.put(np.arange(2), Rows(batch, None))
+    taken = pool.take(np.array([1, 0]))
+    assert [taken[str(i)].values.tolist() for i in range(12)] == [[-i, i] for i in range(12)]
+
+
+def test_tensors_as_arrow_makes_them_are_tensors(tmp_path: Path) -> None:
+    values = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
+    made = pa.FixedShapeTensorArray.from_numpy_ndarray(values)
+    assert made.type.permutation == [0, 1]
+    lance.write_dataset(pa.table({"x": made}), tmp_path / "t.lance")
+    dataset = StreamingDataset(tmp_path / "t.lance", shuffle=False)
+    with StreamingDataLoader(dataset, batch_size=4) as loader:
+        (batch,) = loader
+    assert torch.equal(batch["x"], torch.from_numpy(values))
 
 
 # ---- device -----------------------------------------------------------------------------------

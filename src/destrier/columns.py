@@ -10,6 +10,7 @@ Nulls of a dense column: NaN where the type is floating, else the row is marked 
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -20,7 +21,16 @@ from numpy.typing import NDArray
 from destrier.keyed import Ints
 from destrier.memory import gather
 
-__all__ = ["Column", "Columns", "dense_bytes", "dense_type", "empty_array", "from_arrow", "take"]
+__all__ = [
+    "Column",
+    "Columns",
+    "dense_bytes",
+    "dense_type",
+    "empty_array",
+    "from_arrow",
+    "memory_bytes",
+    "take",
+]
 
 _TIMES = (
     pa.types.is_timestamp,
@@ -55,7 +65,9 @@ def dense_type(kind: pa.DataType) -> tuple[np.dtype[Any], tuple[int, ...]] | Non
     """Return dtype and shape of one value of a fixed-width type, None for any other type."""
     if isinstance(kind, pa.FixedShapeTensorType):
         inner = dense_type(kind.value_type)
-        return None if inner is None or kind.permutation else (inner[0], tuple(kind.shape))
+        # `from_numpy_ndarray` gives one that changes nothing.
+        permuted = list(kind.permutation or ()) != sorted(kind.permutation or ())
+        return None if inner is None or permuted else (inner[0], tuple(kind.shape))
     if isinstance(kind, pa.BaseExtensionType):
         return None
     if pa.types.is_fixed_size_list(kind):
@@ -186,3 +198,25 @@ def take(column: Column, index: Ints) -> Column:
     """The rows at ``index``, copied."""
     valid = None if column.valid is None else column.valid[index]
     return Column(gather(column.values, index), valid)
+
+
+def memory_bytes(column: Column) -> int:
+    """Return the bytes that a column takes in memory, with its Python objects."""
+    size = int(column.values.nbytes)
+    if column.dense:
+        return size
+    seen: set[int] = set()
+    left = list(column.values)
+    while left:
+        value = left.pop()
+        if value is None or id(value) in seen:
+            continue
+        seen.add(id(value))
+        size += sys.getsizeof(value)
+        if isinstance(value, np.ndarray):
+            size += 0 if value.base is None else int(value.nbytes)
+        elif isinstance(value, list | tuple):
+            left.extend(value)
+        elif isinstance(value, dict):
+            left.extend(value.values())
+    return size

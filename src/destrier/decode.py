@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -118,9 +118,19 @@ def to_format(columns: Columns, format: Format, images: Mapping[str, Image]) -> 
             batch[name] = wrap(values)
         else:
             batch[name] = [
-                wrap(value.copy()) if isinstance(value, np.ndarray) else value for value in values
+                wrap(value.copy()) if isinstance(value, np.ndarray) else _own(value)
+                for value in values
             ]
     return batch
+
+
+def _own(value: Any) -> Any:
+    """A value of its own: the rows that are held must not change with what users do to batches."""
+    if isinstance(value, list):
+        return [_own(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _own(item) for key, item in value.items()}
+    return tuple(map(_own, value)) if isinstance(value, tuple) else value
 
 
 def _same(values: NDArray[Any]) -> NDArray[Any]:
@@ -135,6 +145,16 @@ def _pictures(column: Column, wrap: Any) -> Any:
     if not column.dense:
         shapes = {None if value is None else value.shape for value in values}
         if len(shapes) > 1 or None in shapes:
-            return [None if value is None else wrap(value.transpose(2, 0, 1)) for value in values]
+            own = _once_each(values)
+            return [None if value is None else wrap(value.transpose(2, 0, 1)) for value in own]
         values = np.stack(list(values))
     return wrap(values.transpose(0, 3, 1, 2))
+
+
+def _once_each(values: NDArray[Any]) -> Iterator[Any]:
+    """The values, copied where one comes again, as one does that fills the place of another."""
+    seen: set[int] = set()
+    for value in values:
+        yield value.copy() if id(value) in seen else value
+        if value is not None:
+            seen.add(id(value))

@@ -85,7 +85,9 @@ class ColumnPool:
         narrow = [name for name, column in empty.items() if _is_narrow(column)]
         self._narrow = narrow if len(narrow) > 1 else []
         self._values = {n: c.values for n, c in empty.items() if n not in self._narrow}
-        fields = [(n, empty[n].values.dtype, empty[n].values.shape[1:]) for n in self._narrow]
+        # From the widest kind of number to the narrowest there are no gaps between them.
+        widest = sorted(self._narrow, key=lambda name: -empty[name].values.dtype.alignment)
+        fields = [(n, empty[n].values.dtype, empty[n].values.shape[1:]) for n in widest]
         self._packed = np.empty(0, np.dtype(fields, align=True))
         self._names = schema.names
         self._valid: dict[str, NDArray[np.bool_]] = {}

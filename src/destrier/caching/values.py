@@ -63,7 +63,7 @@ def layout_of(array: pa.Array) -> Layout | None:
     large = pa.types.is_large_list(kind)
     if large or pa.types.is_list(kind):
         item, child = _width(kind.value_type), array.values
-        data = None if item is None else _fixed(child)
+        data = None if item is None or child.null_count else _fixed(child)
         if data is None or item is None:
             return None
         return Layout(data, None, _bounds(array, large) * item, valid)
