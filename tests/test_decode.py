@@ -283,3 +283,20 @@ def test_a_null_without_a_tensor_value_names_what_helps(tmp_path, values, shown)
         pytest.raises(DecodeError, match=shown),
     ):
         next(iter(loader))
+
+
+@pytest.mark.parametrize("mode", ["rgb", "rgba", "gray"])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_images_of_several_sizes_may_be_written_to(mode: str, kind: str) -> None:
+    from destrier.images import Image as Wanted
+    from destrier.images import decode_images
+
+    files = []
+    for side in (8, 9, 10, 10):
+        file = io.BytesIO()
+        Image.new("RGB", (side, 12), (10, 200, 30)).save(file, kind)
+        files.append(file.getvalue())
+    found, errors = decode_images(np.array(files, object), Wanted(mode))
+    assert not errors
+    assert [image.shape[1] for image in found] == [8, 9, 10, 10]
+    assert all(image.flags.writeable for image in found)

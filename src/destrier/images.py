@@ -115,7 +115,7 @@ def decode_image(
         begins = f" that begin with {data[:_SHOWN_BYTES].hex(' ')}" if data else ""
         raise ValueError(f"{text} ({len(data):,} bytes{begins})") from error
     if out is None or out.shape != pixels.shape:
-        return pixels
+        return pixels if pixels.flags.writeable else pixels.copy()
     out[:] = pixels
     return out
 
