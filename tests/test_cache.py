@@ -288,6 +288,30 @@ def test_damaged_files_are_read_again_even_while_in_use(own_table: Made, tmp_pat
     assert batches(uri, cache_dir=tmp_path / "c") == batches(uri)
 
 
+@pytest.mark.parametrize("place", [-1, 100])  # in the tail, and in a page of values
+def test_a_damaged_file_that_cannot_be_removed_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: int
+) -> None:
+    table = open_table(str(lance_table(tmp_path)))
+    cache = CacheFolder.of(tmp_path / "c", None)
+    good = Reader(table, ["id"], cache=cache).read(np.arange(1000)).batch
+    (path,) = entries(tmp_path / "c")
+    content = bytearray(path.read_bytes())
+    content[place] ^= 255
+    path.write_bytes(content)
+    asked: list[int] = []
+
+    def remove(self: Store, folder: Any, block: int) -> None:
+        assert len(asked) < 9
+        asked.append(block)
+
+    monkeypatch.setattr(Store, "remove", remove)
+    reader = Reader(table, ["id"], cache=cache)
+    for _ in range(2):
+        assert reader.read(np.arange(1000)).batch == good
+    assert asked == [0]
+
+
 def test_a_damaged_row_is_an_error_of_that_row_alone(tmp_path: Path) -> None:
     table = open_table(str(lance_table(tmp_path)))
     reader = Reader(table, ["id"])

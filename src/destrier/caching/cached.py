@@ -158,6 +158,7 @@ class CachedColumns:
         self._files_bytes = 0
         self._fetching: dict[tuple[str, int], threading.Event] = {}
         self._spoiled: set[tuple[str, int]] = set()
+        self._damaged: set[tuple[str, int]] = set()
 
     def take(self, offsets: Ints, columns: list[str]) -> dict[str, pa.Array]:
         """Read rows.
@@ -244,6 +245,8 @@ class CachedColumns:
         if part.folder is None:
             return None
         with self._lock:
+            if part.id in self._damaged:
+                return None
             known = self._files.get(part.id)
             if known is not None:
                 self._files.move_to_end(part.id)
@@ -267,14 +270,15 @@ class CachedColumns:
         return values
 
     def _drop(self, part: _Part, block: int) -> None:
-        """Remove a file that is damaged."""
+        """Remove a file that is damaged, or pass it over from now on if it cannot be removed."""
         if part.folder is None:
             return
         with self._lock:
             values = self._files.pop((part.name, block), None)
             if values is not None:
                 self._files_bytes -= values.held_bytes
-        self._store.remove(part.folder, block)
+        if not self._store.remove(part.folder, block):
+            self._damaged.add((part.name, block))
 
     def _rows_of(self, part: _Part) -> int:
         """Rows of the block of a part: the last one of a table may have less than the others."""
@@ -331,7 +335,13 @@ class CachedColumns:
             if folder is None:
                 continue
             wanted += rows * block_row_bytes(folder.block_rows)
-            missing = [p for p in mine if p.values is None and p.id not in self._spoiled]
+            missing = [
+                part
+                for part in mine
+                if part.values is None
+                and part.id not in self._spoiled
+                and part.id not in self._damaged
+            ]
             blocks = np.array([part.block for part in missing], np.int64)
             dense = self._density.of(folder.block_rows, blocks)
             least = least_density(folder.block_rows)

@@ -142,13 +142,19 @@ class Store:
         except OSError as error:
             self._give_up(error)
 
-    def remove(self, folder: Folder, block: int) -> None:
-        """Remove a file that is damaged."""
-        with contextlib.suppress(OSError), self._alone():
-            path = folder.path / f"{block}.arrow"
-            size = _taken(path.stat())
-            path.unlink()
-            self._add(-size)
+    def remove(self, folder: Folder, block: int) -> bool:
+        """Remove a file that is damaged; whether it is gone."""
+        try:
+            with self._alone():
+                path = folder.path / f"{block}.arrow"
+                size = _taken(path.stat())
+                path.unlink()
+                self._add(-size)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        return True
 
     # ---- writing --------------------------------------------------------------------------------
 
