@@ -23,6 +23,7 @@ from destrier import (
     ArgumentError,
     DestrierWarning,
     PermutationBuilder,
+    StorageError,
     StreamingDataLoader,
     StreamingDataset,
 )
@@ -327,6 +328,32 @@ def test_a_damaged_row_is_an_error_of_that_row_alone(tmp_path: Path) -> None:
         assert cached.take(np.array([4, 6]), ["id"])["id"].to_pylist() == [4, 6]
         with pytest.raises(OSError, match="row 5"):
             cached.take(np.array([4, 5]), ["id"])
+
+
+@pytest.mark.parametrize("column", ["id", "text"])  # a read of "text" begins with a sample of it
+def test_an_outage_is_waited_for_once_and_nothing_is_given_up(tmp_path: Path, column: str) -> None:
+    uri = str(tmp_path / "t.lance")
+    lance.write_dataset(pa.table({"id": np.arange(500), "text": [str(i) for i in range(500)]}), uri)
+    table = open_table(uri)
+    reader = Reader(table, [column])
+    calls: list[int] = []
+    down = True
+
+    def fetch(offsets: Any, columns: list[str]) -> dict[str, pa.Array]:
+        calls.append(len(offsets))
+        if down:
+            raise StorageError("the object store failed 9 times in 60 s")
+        return reader._fetch(offsets, columns)
+
+    store = Store(tmp_path / "c", 1 << 30)
+    cached = CachedColumns(store, table, reader.schema, rows=None, fetch=fetch, depends={})
+    with pytest.raises(StorageError):
+        cached.take(np.arange(9), [column])
+    assert len(calls) == 1
+    down = False
+    expected = reader.read(np.arange(9)).batch.column(0)
+    assert cached.take(np.arange(9), [column])[column] == expected
+    assert len(entries(tmp_path / "c")) == 1
 
 
 def lance_table(folder: Path, rows: int = 1000) -> Path:

@@ -26,7 +26,7 @@ from destrier.caching.entry import DamagedError, FileValues, pack
 from destrier.caching.store import Folder, Store, warn_once
 from destrier.caching.values import ArrayValues, Values, gather
 from destrier.check import integer
-from destrier.errors import ArgumentError
+from destrier.errors import ArgumentError, StorageError
 from destrier.keyed import Ints
 from destrier.selection import RowList
 from destrier.table import Table
@@ -168,6 +168,7 @@ class CachedColumns:
             columns: Names of columns of the schema.
 
         Raises:
+            StorageError: If the object store goes on failing.
             ReadError: What reading the table raises for these rows.
         """
         try:
@@ -221,6 +222,8 @@ class CachedColumns:
             if name not in self._folders:
                 try:
                     self._folders[name] = self._make_folder(name)
+                except StorageError:
+                    raise
                 except OSError as error:
                     self._folders[name] = None
                     warn_once(self._store.root, error)
@@ -291,6 +294,8 @@ class CachedColumns:
     def _fetch(self, offsets: Ints, columns: list[str]) -> dict[str, pa.Array]:
         try:
             fetched = self._from_table(offsets, columns)
+        except StorageError:
+            raise  # no row is at fault, and it was waited for
         except Exception as error:
             raise _FetchError from error
         return {name: _storage(array) for name, array in fetched.items()}
