@@ -330,6 +330,33 @@ def test_a_damaged_row_is_an_error_of_that_row_alone(tmp_path: Path) -> None:
             cached.take(np.array([4, 5]), ["id"])
 
 
+@pytest.mark.parametrize("readable", [True, False])
+def test_the_width_of_values_is_found_without_rows_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, readable: bool
+) -> None:
+    monkeypatch.setattr("destrier.caching.blocks.BLOCK_BYTES", 4000)
+    uri = str(tmp_path / "t.lance")
+    lance.write_dataset(pa.table({"text": [str(i) * 9 for i in range(500)]}), uri)
+    table = open_table(uri)
+    reader = Reader(table, ["text"])
+    calls: list[int] = []
+
+    def fetch(offsets: Any, columns: list[str]) -> dict[str, pa.Array]:
+        calls.append(len(offsets))
+        if 5 in offsets or not (readable or len(offsets) == 2):
+            raise OSError("row 5 is damaged")
+        return reader._fetch(offsets, columns)
+
+    store = Store(tmp_path / "c", 1 << 30)
+    cached = CachedColumns(store, table, reader.schema, rows=None, fetch=fetch, depends={})
+    for _ in range(2):
+        calls.clear()
+        found = cached.take(np.array([400, 401]), ["text"])["text"].to_pylist()
+        assert found == ["400" * 9, "401" * 9]
+    assert calls == ([] if readable else [2])
+    assert bool(entries(tmp_path / "c")) == readable
+
+
 @pytest.mark.parametrize("column", ["id", "text"])  # a read of "text" begins with a sample of it
 def test_an_outage_is_waited_for_once_and_nothing_is_given_up(tmp_path: Path, column: str) -> None:
     uri = str(tmp_path / "t.lance")

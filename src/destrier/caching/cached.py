@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import threading
@@ -39,6 +40,7 @@ DEFAULT_CACHE_BYTES = 32 << 30
 # than without a cache, and the others are fetched by the reads that follow.
 _FETCHED_TIMES = 8
 _FETCHED_BYTES = 16 << 20
+_SAMPLE_PARTS = 4
 _OPEN_FILES = 256
 _OPEN_BYTES = 64 << 20  # of what is known of open files
 
@@ -224,6 +226,8 @@ class CachedColumns:
                     self._folders[name] = self._make_folder(name)
                 except StorageError:
                     raise
+                except _FetchError:
+                    self._folders[name] = None
                 except OSError as error:
                     self._folders[name] = None
                     warn_once(self._store.root, error)
@@ -236,10 +240,17 @@ class CachedColumns:
         folder = self._store.column(key)
         if folder is not None:
             return folder
-        rows = block_rows(
-            kind, self._table.num_rows, lambda places: self._fetch(places, [name])[name]
-        )
+        rows = block_rows(kind, self._table.num_rows, lambda places: self._sample(name, places))
         return self._store.make_column(key, rows)
+
+    def _sample(self, name: str, places: Ints) -> pa.Array:
+        """Rows that tell how wide values are: others, or fewer, where one cannot be read."""
+        others = np.unique((places + len(places)) % self._table.num_rows)
+        parts = np.array_split(places, min(_SAMPLE_PARTS, len(places)))
+        for rows in (places, others, *parts):
+            with contextlib.suppress(_FetchError):
+                return self._fetch(rows, [name])[name]
+        raise _FetchError
 
     # ---- files ----------------------------------------------------------------------------------
 
