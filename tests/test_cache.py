@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -509,6 +510,44 @@ def test_the_same_block_is_fetched_once(tmp_path: Path) -> None:
         thread.join()
     assert sorted(found) == [list(range(first, 900)) for first in range(4)]
     assert calls == [1000]
+
+
+def test_a_column_that_had_no_room_is_kept_once_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("destrier.caching.store._FULL_SECONDS", 0.0)
+    monkeypatch.setattr("destrier.caching.store._FULL_LOOKS", 0)
+    table = open_table(str(lance_table(tmp_path)))
+    store = Store(tmp_path / "c", 100_000)
+    full = store.make_column("a" * 32, 64)
+    assert full is not None
+    store.save(full, {i: bytes(3000) for i in range(40)})
+    reader = Reader(table, ["id"], cache=None)
+    cached = CachedColumns(store, table, reader.schema, rows=None, fetch=reader._fetch, depends={})
+    others = entries(tmp_path / "c")
+    assert cached.take(np.arange(9), ["id"])["id"].to_pylist() == list(range(9))
+    assert entries(tmp_path / "c") == others
+    del full
+    assert cached.take(np.arange(9), ["id"])["id"].to_pylist() == list(range(9))
+    assert set(entries(tmp_path / "c")) - set(others)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_folder_that_others_are_busy_in_is_used_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("destrier.caching.store._PATIENCE_SECONDS", 0.01)
+    table = open_table(str(lance_table(tmp_path)))
+    (tmp_path / "c").mkdir()
+    with open(tmp_path / "c" / "lock", "wb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        reader = Reader(table, ["id", "label"], cache=CacheFolder.of(tmp_path / "c", None))
+        # that it waited once is enough
+        monkeypatch.setattr("destrier.caching.store._PATIENCE_SECONDS", 1e9)
+        for _ in range(2):
+            assert reader.read(np.arange(9)).batch.num_rows == 9
+    assert reader.read(np.arange(9)).batch.num_rows == 9
+    assert len(entries(tmp_path / "c")) == 2
 
 
 # ---- folders that cannot be used --------------------------------------------------------------

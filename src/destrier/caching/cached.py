@@ -27,7 +27,7 @@ from destrier.caching.entry import DamagedError, FileValues, pack
 from destrier.caching.store import Folder, Store, warn_once
 from destrier.caching.values import ArrayValues, Values, gather
 from destrier.check import integer
-from destrier.errors import ArgumentError, StorageError
+from destrier.errors import ArgumentError, ReadError, StorageError
 from destrier.keyed import Ints
 from destrier.selection import RowList
 from destrier.table import Table
@@ -155,6 +155,8 @@ class CachedColumns:
         self._density = Density(rows, table.num_rows)
         self._lock = threading.Lock()
         self._making = threading.Lock()
+        self._keys: dict[str, str] = {}
+        self._block_rows: dict[str, int] = {}
         self._folders: dict[str, Folder | None] = {}
         self._files: OrderedDict[tuple[str, int], FileValues] = OrderedDict()
         self._files_bytes = 0
@@ -219,29 +221,41 @@ class CachedColumns:
         return parts
 
     def _folder(self, name: str) -> Folder | None:
-        """The folder of a column, made at its first use; None if it has none."""
+        """The folder of a column, made when there is room for it; None if it has none."""
         with self._making:
-            if name not in self._folders:
-                try:
-                    self._folders[name] = self._make_folder(name)
-                except StorageError:
-                    raise
-                except _FetchError:
-                    self._folders[name] = None
-                except OSError as error:
-                    self._folders[name] = None
-                    warn_once(self._store.root, error)
-            return self._folders[name]
+            if name in self._folders:
+                return self._folders[name]
+            if name in self._keys and not self._store.has_room:
+                return None
+            try:
+                folder = self._make_folder(name)
+                if folder is None:
+                    return None  # there may be room later
+            except StorageError:
+                raise
+            except TimeoutError:
+                return None  # others are busy
+            except (_FetchError, ReadError):
+                folder = None
+            except OSError as error:
+                folder = None
+                warn_once(self._store.root, error)
+            self._folders[name] = folder
+            return folder
 
     def _make_folder(self, name: str) -> Folder | None:
         kind = self._schema.field(name).type
-        names = [name, *([self._depends[name]] if name in self._depends else [])]
-        key = column_key(self._table, names, kind)
-        folder = self._store.column(key)
+        if name not in self._keys:
+            names = [name, *([self._depends[name]] if name in self._depends else [])]
+            self._keys[name] = column_key(self._table, names, kind)
+        folder = self._store.column(self._keys[name])
         if folder is not None:
             return folder
-        rows = block_rows(kind, self._table.num_rows, lambda places: self._sample(name, places))
-        return self._store.make_column(key, rows)
+        if name not in self._block_rows:
+            self._block_rows[name] = block_rows(
+                kind, self._table.num_rows, lambda places: self._sample(name, places)
+            )
+        return self._store.make_column(self._keys[name], self._block_rows[name])
 
     def _sample(self, name: str, places: Ints) -> pa.Array:
         """Rows that tell how wide values are: others, or fewer, where one cannot be read."""

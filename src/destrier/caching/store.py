@@ -39,6 +39,7 @@ _NAME_BYTES = 256  # that a file may add to its folder, about
 _FOLDER_BYTES = 3 * _DISK_BLOCK
 _POLL_SECONDS = 0.002
 _PATIENCE_SECONDS = 5.0
+_BUSY_SECONDS = 60.0  # for which a process does not wait for the lock after it did in vain
 _FULL_SECONDS = 10.0  # for which a process does not look for room after there was none
 _FULL_LOOKS = 100  # and so many times as long as looking took
 _SLACK = 32  # one part in so many is freed beyond what is needed, so that it is seldom done
@@ -95,10 +96,11 @@ class Store:
         self._mutex = threading.Lock()
         self._writable = True
         self._full_until = 0.0
+        self._busy_until = 0.0
         self._parts = 0
         root.mkdir(parents=True, exist_ok=True)
         self._lock = _Descriptor(root / _LOCK, os.O_RDWR | os.O_CREAT)
-        with self._alone():
+        with contextlib.suppress(TimeoutError), self._alone():
             self._make_room(0)
 
     def column(self, key: str) -> Folder | None:
@@ -214,12 +216,16 @@ class Store:
             TimeoutError: If others hold it for seconds, as one does that was stopped.
         """
         with self._mutex:
-            until = time.monotonic() + _PATIENCE_SECONDS
+            until = now = time.monotonic()
+            if now >= self._busy_until:
+                until += _PATIENCE_SECONDS
             while True:
                 try:
                     fcntl.flock(self._lock.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    if time.monotonic() > until:
+                    now = time.monotonic()
+                    if now >= until:
+                        self._busy_until = now + _BUSY_SECONDS
                         raise TimeoutError(f"{self.root / _LOCK} is held by others") from None
                     time.sleep(_POLL_SECONDS)
                     continue
@@ -227,6 +233,7 @@ class Store:
                     break
                 # The folder was emptied meanwhile; two locks would know nothing of each other.
                 self._lock = _Descriptor(self.root / _LOCK, os.O_RDWR | os.O_CREAT)
+            self._busy_until = 0.0
             try:
                 yield
             finally:
