@@ -442,6 +442,27 @@ def test_columns_in_no_use_make_room_and_those_in_use_stay(tmp_path: Path) -> No
     assert disk(tmp_path) <= 200_000
 
 
+def test_what_is_removed_gives_back_what_it_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Larger:  # as on a file system that takes disk in large pieces
+        def __init__(self, status: os.stat_result) -> None:
+            self.st_size, self.st_blocks = status.st_size, status.st_blocks + 10_000
+
+    store = Store(tmp_path, 1 << 24)
+    folder = store.make_column("a" * 32, 64)
+    assert folder is not None
+    before = (tmp_path / "lock").read_text()
+    store.save(folder, {0: bytes(100_000)})
+    assert (tmp_path / "lock").read_text() != before
+    stat = Path.stat
+    monkeypatch.setattr(Path, "stat", lambda self, **options: Larger(stat(self, **options)))
+    store.remove(folder, 0)
+    monkeypatch.undo()
+    assert entries(tmp_path) == []
+    assert (tmp_path / "lock").read_text() == before
+
+
 def test_a_table_larger_than_the_limit(table_path: str, tmp_path: Path) -> None:
     limit = 120_000
     assert batches(table_path, cache_dir=tmp_path / "c", cache_bytes=limit) == batches(table_path)

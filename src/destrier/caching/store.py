@@ -149,7 +149,7 @@ class Store:
         try:
             with self._alone():
                 path = folder.path / f"{block}.arrow"
-                size = _taken(path.stat())
+                size = _rounded(path.stat().st_size)
                 path.unlink()
                 self._add(-size)
         except FileNotFoundError:
