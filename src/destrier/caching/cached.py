@@ -41,7 +41,7 @@ DEFAULT_CACHE_BYTES = 32 << 30
 _FETCHED_TIMES = 8
 _FETCHED_BYTES = 16 << 20
 _SAMPLE_PARTS = 4
-_OPEN_FILES = 256
+_OPEN_FILES = 64
 _OPEN_BYTES = 64 << 20  # of what is known of open files
 
 Fetch: TypeAlias = "Callable[[Ints, list[str]], dict[str, pa.Array]]"
