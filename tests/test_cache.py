@@ -621,6 +621,27 @@ def test_arguments(table_path: str, options: dict[str, Any], named: str) -> None
         StreamingDataset(table_path, **options)
 
 
+_NO_LOCKS = """
+import sys
+sys.modules["fcntl"] = None
+import destrier
+dataset = destrier.StreamingDataset(sys.argv[1], shuffle=False)
+print(next(iter(dataset))["id"])
+try:
+    destrier.StreamingDataset(sys.argv[1], cache_dir="c")
+except destrier.ArgumentError as error:
+    print(error)
+"""
+
+
+def test_a_system_without_file_locks_streams_without_a_cache(table_path: str) -> None:
+    command = [sys.executable, "-c", _NO_LOCKS, table_path]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    first, refused = done.stdout.splitlines()
+    assert first.isdecimal()
+    assert refused.startswith("cache_dir='c' needs file locks")
+
+
 def test_density_counts_the_rows_of_each_block(plain: Any) -> None:
     from destrier.caching.blocks import Density
 

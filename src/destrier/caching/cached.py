@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import itertools
 import os
 import threading
@@ -71,6 +72,11 @@ class CacheFolder:
             if limit is not None:
                 raise ArgumentError(f"cache_bytes={limit!r} has no meaning without cache_dir=")
             return None
+        if importlib.util.find_spec("fcntl") is None:
+            raise ArgumentError(
+                f"cache_dir={cache_dir!r} needs file locks (flock), which this system has not: "
+                "leave it out, or stream from a copy of the table on a local disk"
+            )
         if not isinstance(cache_dir, str | os.PathLike) or not os.fspath(cache_dir):
             raise ArgumentError(f"cache_dir must be the path of a folder, got {cache_dir!r}")
         path = os.fspath(cache_dir)

@@ -16,7 +16,6 @@ What holds, for any number of processes and jobs on one folder:
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import threading
@@ -124,7 +123,7 @@ class Store:
     def _use(self, key: str, block_rows: int) -> Folder:
         path = self.root / f"{key}-{block_rows}"
         use = _Descriptor(path / _USED, os.O_RDWR | os.O_CREAT)
-        fcntl.flock(use.number, fcntl.LOCK_SH)
+        _share(use.number)
         os.utime(use.number)
         return Folder(key, block_rows, path, use)
 
@@ -193,7 +192,7 @@ class Store:
         path = folder.path / f"{block}.{os.getpid()}{self._parts:06d}.part"
         file = _Descriptor(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
-            fcntl.flock(file.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(file.number)
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file.number, 0, size)
         except BaseException:
@@ -221,7 +220,7 @@ class Store:
                 until += _PATIENCE_SECONDS
             while True:
                 try:
-                    fcntl.flock(self._lock.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    _lock(self._lock.number)
                 except BlockingIOError:
                     now = time.monotonic()
                     if now >= until:
@@ -237,7 +236,7 @@ class Store:
             try:
                 yield
             finally:
-                fcntl.flock(self._lock.number, fcntl.LOCK_UN)
+                _unlock(self._lock.number)
 
     def _is_there(self) -> bool:
         try:
@@ -307,7 +306,7 @@ def _is_left(path: str) -> bool:
     """Whether nobody writes an unfinished file."""
     try:
         file = _Descriptor(Path(path), os.O_RDWR)
-        fcntl.flock(file.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(file.number)
     except OSError:
         return False
     return True
@@ -317,7 +316,7 @@ def _evict(folder: Path, total: int, least: int) -> int:
     """Remove files of a column, unless it is in use, until so little is left; what is left."""
     try:
         use = _Descriptor(folder / _USED, os.O_RDWR)
-        fcntl.flock(use.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(use.number)
     except OSError:
         return total
     for each in [each for each in os.scandir(folder) if _ENTRY.fullmatch(each.name)]:
@@ -331,6 +330,26 @@ def _evict(folder: Path, total: int, least: int) -> int:
         folder.rmdir()
         total -= _FOLDER_BYTES
     return total
+
+
+def _lock(file: int) -> None:
+    """Lock a file alone, or raise BlockingIOError."""
+    import fcntl
+
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _share(file: int) -> None:
+    """Lock a file as others may at the same time."""
+    import fcntl
+
+    fcntl.flock(file, fcntl.LOCK_SH)
+
+
+def _unlock(file: int) -> None:
+    import fcntl
+
+    fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _taken(status: os.stat_result) -> int:
