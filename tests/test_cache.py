@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -23,6 +24,7 @@ from destrier import (
     ArgumentError,
     DestrierWarning,
     PermutationBuilder,
+    StorageError,
     StreamingDataLoader,
     StreamingDataset,
 )
@@ -302,6 +304,30 @@ def test_damaged_files_are_read_again_even_while_in_use(own_table: Made, tmp_pat
     assert batches(uri, cache_dir=tmp_path / "c") == batches(uri)
 
 
+@pytest.mark.parametrize("place", [-1, 100])  # in the tail, and in a page of values
+def test_a_damaged_file_that_cannot_be_removed_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: int
+) -> None:
+    table = open_table(str(lance_table(tmp_path)))
+    cache = CacheFolder.of(tmp_path / "c", None)
+    good = Reader(table, ["id"], cache=cache).read(np.arange(1000)).batch
+    (path,) = entries(tmp_path / "c")
+    content = bytearray(path.read_bytes())
+    content[place] ^= 255
+    path.write_bytes(content)
+    asked: list[int] = []
+
+    def remove(self: Store, folder: Any, block: int) -> None:
+        assert len(asked) < 9
+        asked.append(block)
+
+    monkeypatch.setattr(Store, "remove", remove)
+    reader = Reader(table, ["id"], cache=cache)
+    for _ in range(2):
+        assert reader.read(np.arange(1000)).batch == good
+    assert asked == [0]
+
+
 def test_a_damaged_row_is_an_error_of_that_row_alone(tmp_path: Path) -> None:
     table = open_table(str(lance_table(tmp_path)))
     reader = Reader(table, ["id"])
@@ -317,6 +343,59 @@ def test_a_damaged_row_is_an_error_of_that_row_alone(tmp_path: Path) -> None:
         assert cached.take(np.array([4, 6]), ["id"])["id"].to_pylist() == [4, 6]
         with pytest.raises(OSError, match="row 5"):
             cached.take(np.array([4, 5]), ["id"])
+
+
+@pytest.mark.parametrize("readable", [True, False])
+def test_the_width_of_values_is_found_without_rows_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, readable: bool
+) -> None:
+    monkeypatch.setattr("destrier.caching.blocks.BLOCK_BYTES", 4000)
+    uri = str(tmp_path / "t.lance")
+    lance.write_dataset(pa.table({"text": [str(i) * 9 for i in range(500)]}), uri)
+    table = open_table(uri)
+    reader = Reader(table, ["text"])
+    calls: list[int] = []
+
+    def fetch(offsets: Any, columns: list[str]) -> dict[str, pa.Array]:
+        calls.append(len(offsets))
+        if 5 in offsets or not (readable or len(offsets) == 2):
+            raise OSError("row 5 is damaged")
+        return reader._fetch(offsets, columns)
+
+    store = Store(tmp_path / "c", 1 << 30)
+    cached = CachedColumns(store, table, reader.schema, rows=None, fetch=fetch, depends={})
+    for _ in range(2):
+        calls.clear()
+        found = cached.take(np.array([400, 401]), ["text"])["text"].to_pylist()
+        assert found == ["400" * 9, "401" * 9]
+    assert calls == ([] if readable else [2])
+    assert bool(entries(tmp_path / "c")) == readable
+
+
+@pytest.mark.parametrize("column", ["id", "text"])  # a read of "text" begins with a sample of it
+def test_an_outage_is_waited_for_once_and_nothing_is_given_up(tmp_path: Path, column: str) -> None:
+    uri = str(tmp_path / "t.lance")
+    lance.write_dataset(pa.table({"id": np.arange(500), "text": [str(i) for i in range(500)]}), uri)
+    table = open_table(uri)
+    reader = Reader(table, [column])
+    calls: list[int] = []
+    down = True
+
+    def fetch(offsets: Any, columns: list[str]) -> dict[str, pa.Array]:
+        calls.append(len(offsets))
+        if down:
+            raise StorageError("the object store failed 9 times in 60 s")
+        return reader._fetch(offsets, columns)
+
+    store = Store(tmp_path / "c", 1 << 30)
+    cached = CachedColumns(store, table, reader.schema, rows=None, fetch=fetch, depends={})
+    with pytest.raises(StorageError):
+        cached.take(np.arange(9), [column])
+    assert len(calls) == 1
+    down = False
+    expected = reader.read(np.arange(9)).batch.column(0)
+    assert cached.take(np.arange(9), [column])[column] == expected
+    assert len(entries(tmp_path / "c")) == 1
 
 
 def lance_table(folder: Path, rows: int = 1000) -> Path:
@@ -375,6 +454,27 @@ def test_columns_in_no_use_make_room_and_those_in_use_stay(tmp_path: Path) -> No
     del third
     Store(tmp_path, 200_000)  # a smaller limit is kept from the start
     assert disk(tmp_path) <= 200_000
+
+
+def test_what_is_removed_gives_back_what_it_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Larger:  # as on a file system that takes disk in large pieces
+        def __init__(self, status: os.stat_result) -> None:
+            self.st_size, self.st_blocks = status.st_size, status.st_blocks + 10_000
+
+    store = Store(tmp_path, 1 << 24)
+    folder = store.make_column("a" * 32, 64)
+    assert folder is not None
+    before = (tmp_path / "lock").read_text()
+    store.save(folder, {0: bytes(100_000)})
+    assert (tmp_path / "lock").read_text() != before
+    stat = Path.stat
+    monkeypatch.setattr(Path, "stat", lambda self, **options: Larger(stat(self, **options)))
+    store.remove(folder, 0)
+    monkeypatch.undo()
+    assert entries(tmp_path) == []
+    assert (tmp_path / "lock").read_text() == before
 
 
 def test_a_table_larger_than_the_limit(table_path: str, tmp_path: Path) -> None:
@@ -447,6 +547,44 @@ def test_the_same_block_is_fetched_once(tmp_path: Path) -> None:
     assert calls == [1000]
 
 
+def test_a_column_that_had_no_room_is_kept_once_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("destrier.caching.store._FULL_SECONDS", 0.0)
+    monkeypatch.setattr("destrier.caching.store._FULL_LOOKS", 0)
+    table = open_table(str(lance_table(tmp_path)))
+    store = Store(tmp_path / "c", 100_000)
+    full = store.make_column("a" * 32, 64)
+    assert full is not None
+    store.save(full, {i: bytes(3000) for i in range(40)})
+    reader = Reader(table, ["id"], cache=None)
+    cached = CachedColumns(store, table, reader.schema, rows=None, fetch=reader._fetch, depends={})
+    others = entries(tmp_path / "c")
+    assert cached.take(np.arange(9), ["id"])["id"].to_pylist() == list(range(9))
+    assert entries(tmp_path / "c") == others
+    del full
+    assert cached.take(np.arange(9), ["id"])["id"].to_pylist() == list(range(9))
+    assert set(entries(tmp_path / "c")) - set(others)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_folder_that_others_are_busy_in_is_used_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("destrier.caching.store._PATIENCE_SECONDS", 0.01)
+    table = open_table(str(lance_table(tmp_path)))
+    (tmp_path / "c").mkdir()
+    with open(tmp_path / "c" / "lock", "wb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        reader = Reader(table, ["id", "label"], cache=CacheFolder.of(tmp_path / "c", None))
+        # that it waited once is enough
+        monkeypatch.setattr("destrier.caching.store._PATIENCE_SECONDS", 1e9)
+        for _ in range(2):
+            assert reader.read(np.arange(9)).batch.num_rows == 9
+    assert reader.read(np.arange(9)).batch.num_rows == 9
+    assert len(entries(tmp_path / "c")) == 2
+
+
 # ---- folders that cannot be used --------------------------------------------------------------
 
 
@@ -495,6 +633,27 @@ def test_a_folder_that_is_removed_meanwhile(table_path: str, tmp_path: Path) -> 
 def test_arguments(table_path: str, options: dict[str, Any], named: str) -> None:
     with pytest.raises(ArgumentError, match=named):
         StreamingDataset(table_path, **options)
+
+
+_NO_LOCKS = """
+import sys
+sys.modules["fcntl"] = None
+import destrier
+dataset = destrier.StreamingDataset(sys.argv[1], shuffle=False)
+print(next(iter(dataset))["id"])
+try:
+    destrier.StreamingDataset(sys.argv[1], cache_dir="c")
+except destrier.ArgumentError as error:
+    print(error)
+"""
+
+
+def test_a_system_without_file_locks_streams_without_a_cache(table_path: str) -> None:
+    command = [sys.executable, "-c", _NO_LOCKS, table_path]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    first, refused = done.stdout.splitlines()
+    assert first.isdecimal()
+    assert refused.startswith("cache_dir='c' needs file locks")
 
 
 def test_density_counts_the_rows_of_each_block(plain: Any) -> None:

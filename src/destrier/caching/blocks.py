@@ -74,7 +74,8 @@ def block_rows(kind: pa.DataType, rows: int, sample: Callable[[Ints], pa.Array])
     Args:
         kind: The type of the column as it is read.
         rows: Of the table.
-        sample: Reads rows by offset; asked where the type does not say how wide values are.
+        sample: Reads rows by offset, or others like them; asked where the type does not say how
+            wide values are.
     """
     if dense_type(kind) is not None:
         row_bytes = dense_bytes(kind)
@@ -83,7 +84,8 @@ def block_rows(kind: pa.DataType, rows: int, sample: Callable[[Ints], pa.Array])
         starts = np.arange(runs) * rows // runs
         places = np.unique(starts[:, None] + np.arange(_SAMPLED_ROWS))
         places = places[places < rows]
-        row_bytes = sample(places).nbytes / len(places)
+        found = sample(places)
+        row_bytes = found.nbytes / len(found)
     fit = int(min(_MOST_ROWS, max(1, BLOCK_BYTES / max(row_bytes, 1))))
     return 1 << fit.bit_length() - 1
 

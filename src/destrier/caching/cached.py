@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import itertools
 import os
 import threading
@@ -26,7 +28,7 @@ from destrier.caching.entry import DamagedError, FileValues, pack
 from destrier.caching.store import Folder, Store, warn_once
 from destrier.caching.values import ArrayValues, Values, gather
 from destrier.check import integer
-from destrier.errors import ArgumentError
+from destrier.errors import ArgumentError, ReadError, StorageError
 from destrier.keyed import Ints
 from destrier.selection import RowList
 from destrier.table import Table
@@ -39,7 +41,8 @@ DEFAULT_CACHE_BYTES = 32 << 30
 # than without a cache, and the others are fetched by the reads that follow.
 _FETCHED_TIMES = 8
 _FETCHED_BYTES = 16 << 20
-_OPEN_FILES = 256
+_SAMPLE_PARTS = 4
+_OPEN_FILES = 64
 _OPEN_BYTES = 64 << 20  # of what is known of open files
 
 Fetch: TypeAlias = "Callable[[Ints, list[str]], dict[str, pa.Array]]"
@@ -69,6 +72,11 @@ class CacheFolder:
             if limit is not None:
                 raise ArgumentError(f"cache_bytes={limit!r} has no meaning without cache_dir=")
             return None
+        if importlib.util.find_spec("fcntl") is None:
+            raise ArgumentError(
+                f"cache_dir={cache_dir!r} needs file locks (flock), which this system has not: "
+                "leave it out, or stream from a copy of the table on a local disk"
+            )
         if not isinstance(cache_dir, str | os.PathLike) or not os.fspath(cache_dir):
             raise ArgumentError(f"cache_dir must be the path of a folder, got {cache_dir!r}")
         path = os.fspath(cache_dir)
@@ -153,11 +161,14 @@ class CachedColumns:
         self._density = Density(rows, table.num_rows)
         self._lock = threading.Lock()
         self._making = threading.Lock()
+        self._keys: dict[str, str] = {}
+        self._block_rows: dict[str, int] = {}
         self._folders: dict[str, Folder | None] = {}
         self._files: OrderedDict[tuple[str, int], FileValues] = OrderedDict()
         self._files_bytes = 0
         self._fetching: dict[tuple[str, int], threading.Event] = {}
         self._spoiled: set[tuple[str, int]] = set()
+        self._damaged: set[tuple[str, int]] = set()
 
     def take(self, offsets: Ints, columns: list[str]) -> dict[str, pa.Array]:
         """Read rows.
@@ -167,6 +178,7 @@ class CachedColumns:
             columns: Names of columns of the schema.
 
         Raises:
+            StorageError: If the object store goes on failing.
             ReadError: What reading the table raises for these rows.
         """
         try:
@@ -215,27 +227,50 @@ class CachedColumns:
         return parts
 
     def _folder(self, name: str) -> Folder | None:
-        """The folder of a column, made at its first use; None if it has none."""
+        """The folder of a column, made when there is room for it; None if it has none."""
         with self._making:
-            if name not in self._folders:
-                try:
-                    self._folders[name] = self._make_folder(name)
-                except OSError as error:
-                    self._folders[name] = None
-                    warn_once(self._store.root, error)
-            return self._folders[name]
+            if name in self._folders:
+                return self._folders[name]
+            if name in self._keys and not self._store.has_room:
+                return None
+            try:
+                folder = self._make_folder(name)
+                if folder is None:
+                    return None  # there may be room later
+            except StorageError:
+                raise
+            except TimeoutError:
+                return None  # others are busy
+            except (_FetchError, ReadError):
+                folder = None
+            except OSError as error:
+                folder = None
+                warn_once(self._store.root, error)
+            self._folders[name] = folder
+            return folder
 
     def _make_folder(self, name: str) -> Folder | None:
         kind = self._schema.field(name).type
-        names = [name, *([self._depends[name]] if name in self._depends else [])]
-        key = column_key(self._table, names, kind)
-        folder = self._store.column(key)
+        if name not in self._keys:
+            names = [name, *([self._depends[name]] if name in self._depends else [])]
+            self._keys[name] = column_key(self._table, names, kind)
+        folder = self._store.column(self._keys[name])
         if folder is not None:
             return folder
-        rows = block_rows(
-            kind, self._table.num_rows, lambda places: self._fetch(places, [name])[name]
-        )
-        return self._store.make_column(key, rows)
+        if name not in self._block_rows:
+            self._block_rows[name] = block_rows(
+                kind, self._table.num_rows, lambda places: self._sample(name, places)
+            )
+        return self._store.make_column(self._keys[name], self._block_rows[name])
+
+    def _sample(self, name: str, places: Ints) -> pa.Array:
+        """Rows that tell how wide values are: others, or fewer, where one cannot be read."""
+        others = np.unique((places + len(places)) % self._table.num_rows)
+        parts = np.array_split(places, min(_SAMPLE_PARTS, len(places)))
+        for rows in (places, others, *parts):
+            with contextlib.suppress(_FetchError):
+                return self._fetch(rows, [name])[name]
+        raise _FetchError
 
     # ---- files ----------------------------------------------------------------------------------
 
@@ -244,6 +279,8 @@ class CachedColumns:
         if part.folder is None:
             return None
         with self._lock:
+            if part.id in self._damaged:
+                return None
             known = self._files.get(part.id)
             if known is not None:
                 self._files.move_to_end(part.id)
@@ -267,14 +304,15 @@ class CachedColumns:
         return values
 
     def _drop(self, part: _Part, block: int) -> None:
-        """Remove a file that is damaged."""
+        """Remove a file that is damaged, or pass it over from now on if it cannot be removed."""
         if part.folder is None:
             return
         with self._lock:
             values = self._files.pop((part.name, block), None)
             if values is not None:
                 self._files_bytes -= values.held_bytes
-        self._store.remove(part.folder, block)
+        if not self._store.remove(part.folder, block):
+            self._damaged.add((part.name, block))
 
     def _rows_of(self, part: _Part) -> int:
         """Rows of the block of a part: the last one of a table may have less than the others."""
@@ -287,6 +325,8 @@ class CachedColumns:
     def _fetch(self, offsets: Ints, columns: list[str]) -> dict[str, pa.Array]:
         try:
             fetched = self._from_table(offsets, columns)
+        except StorageError:
+            raise  # no row is at fault, and it was waited for
         except Exception as error:
             raise _FetchError from error
         return {name: _storage(array) for name, array in fetched.items()}
@@ -331,7 +371,13 @@ class CachedColumns:
             if folder is None:
                 continue
             wanted += rows * block_row_bytes(folder.block_rows)
-            missing = [p for p in mine if p.values is None and p.id not in self._spoiled]
+            missing = [
+                part
+                for part in mine
+                if part.values is None
+                and part.id not in self._spoiled
+                and part.id not in self._damaged
+            ]
             blocks = np.array([part.block for part in missing], np.int64)
             dense = self._density.of(folder.block_rows, blocks)
             least = least_density(folder.block_rows)

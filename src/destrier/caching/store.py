@@ -16,7 +16,6 @@ What holds, for any number of processes and jobs on one folder:
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import threading
@@ -39,6 +38,7 @@ _NAME_BYTES = 256  # that a file may add to its folder, about
 _FOLDER_BYTES = 3 * _DISK_BLOCK
 _POLL_SECONDS = 0.002
 _PATIENCE_SECONDS = 5.0
+_BUSY_SECONDS = 60.0  # for which a process does not wait for the lock after it did in vain
 _FULL_SECONDS = 10.0  # for which a process does not look for room after there was none
 _FULL_LOOKS = 100  # and so many times as long as looking took
 _SLACK = 32  # one part in so many is freed beyond what is needed, so that it is seldom done
@@ -95,10 +95,11 @@ class Store:
         self._mutex = threading.Lock()
         self._writable = True
         self._full_until = 0.0
+        self._busy_until = 0.0
         self._parts = 0
         root.mkdir(parents=True, exist_ok=True)
         self._lock = _Descriptor(root / _LOCK, os.O_RDWR | os.O_CREAT)
-        with self._alone():
+        with contextlib.suppress(TimeoutError), self._alone():
             self._make_room(0)
 
     def column(self, key: str) -> Folder | None:
@@ -122,7 +123,7 @@ class Store:
     def _use(self, key: str, block_rows: int) -> Folder:
         path = self.root / f"{key}-{block_rows}"
         use = _Descriptor(path / _USED, os.O_RDWR | os.O_CREAT)
-        fcntl.flock(use.number, fcntl.LOCK_SH)
+        _share(use.number)
         os.utime(use.number)
         return Folder(key, block_rows, path, use)
 
@@ -142,13 +143,19 @@ class Store:
         except OSError as error:
             self._give_up(error)
 
-    def remove(self, folder: Folder, block: int) -> None:
-        """Remove a file that is damaged."""
-        with contextlib.suppress(OSError), self._alone():
-            path = folder.path / f"{block}.arrow"
-            size = _taken(path.stat())
-            path.unlink()
-            self._add(-size)
+    def remove(self, folder: Folder, block: int) -> bool:
+        """Remove a file that is damaged; whether it is gone."""
+        try:
+            with self._alone():
+                path = folder.path / f"{block}.arrow"
+                size = _rounded(path.stat().st_size)
+                path.unlink()
+                self._add(-size)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        return True
 
     # ---- writing --------------------------------------------------------------------------------
 
@@ -185,7 +192,7 @@ class Store:
         path = folder.path / f"{block}.{os.getpid()}{self._parts:06d}.part"
         file = _Descriptor(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
-            fcntl.flock(file.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(file.number)
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file.number, 0, size)
         except BaseException:
@@ -208,12 +215,16 @@ class Store:
             TimeoutError: If others hold it for seconds, as one does that was stopped.
         """
         with self._mutex:
-            until = time.monotonic() + _PATIENCE_SECONDS
+            until = now = time.monotonic()
+            if now >= self._busy_until:
+                until += _PATIENCE_SECONDS
             while True:
                 try:
-                    fcntl.flock(self._lock.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    _lock(self._lock.number)
                 except BlockingIOError:
-                    if time.monotonic() > until:
+                    now = time.monotonic()
+                    if now >= until:
+                        self._busy_until = now + _BUSY_SECONDS
                         raise TimeoutError(f"{self.root / _LOCK} is held by others") from None
                     time.sleep(_POLL_SECONDS)
                     continue
@@ -221,10 +232,11 @@ class Store:
                     break
                 # The folder was emptied meanwhile; two locks would know nothing of each other.
                 self._lock = _Descriptor(self.root / _LOCK, os.O_RDWR | os.O_CREAT)
+            self._busy_until = 0.0
             try:
                 yield
             finally:
-                fcntl.flock(self._lock.number, fcntl.LOCK_UN)
+                _unlock(self._lock.number)
 
     def _is_there(self) -> bool:
         try:
@@ -294,7 +306,7 @@ def _is_left(path: str) -> bool:
     """Whether nobody writes an unfinished file."""
     try:
         file = _Descriptor(Path(path), os.O_RDWR)
-        fcntl.flock(file.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(file.number)
     except OSError:
         return False
     return True
@@ -304,7 +316,7 @@ def _evict(folder: Path, total: int, least: int) -> int:
     """Remove files of a column, unless it is in use, until so little is left; what is left."""
     try:
         use = _Descriptor(folder / _USED, os.O_RDWR)
-        fcntl.flock(use.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(use.number)
     except OSError:
         return total
     for each in [each for each in os.scandir(folder) if _ENTRY.fullmatch(each.name)]:
@@ -318,6 +330,26 @@ def _evict(folder: Path, total: int, least: int) -> int:
         folder.rmdir()
         total -= _FOLDER_BYTES
     return total
+
+
+def _lock(file: int) -> None:
+    """Lock a file alone, or raise BlockingIOError."""
+    import fcntl
+
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _share(file: int) -> None:
+    """Lock a file as others may at the same time."""
+    import fcntl
+
+    fcntl.flock(file, fcntl.LOCK_SH)
+
+
+def _unlock(file: int) -> None:
+    import fcntl
+
+    fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _taken(status: os.stat_result) -> int:
