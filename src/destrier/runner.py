@@ -20,7 +20,7 @@ from destrier.links.columns import delivered_columns
 from destrier.pipeline import Delivery, Epoch, Pipeline, blocks_ahead
 from destrier.plan import Shares, Steps
 from destrier.read import Reader
-from destrier.schedule import BLOCK_BYTES, Held, Schedule, open_rows
+from destrier.schedule import BLOCK_BYTES, DIRECT_SHARES, Held, Schedule, open_rows
 from destrier.stream import Stream
 from destrier.topology import ONLY_WORKER, Topology, Worker
 
@@ -39,6 +39,7 @@ _LOOKED_AT = 1 << 21  # samples
 _SAMPLED_RUNS, _SAMPLED_ROWS = 4, 16
 _OFFSET_BYTES = 8  # beside each row that is held
 _MOSTLY = 4
+_REMOTE_DIRECT_SHARES = 1  # each row of them is a request: with 4, the first batch comes later
 _OBJECT_BYTES = 80  # of a Python object beside its content
 
 
@@ -250,6 +251,7 @@ def _mostly_own(work: Work) -> bool:
 def _epochs(
     work: Work, epoch: int, counter: int, *, row_bytes: float, block_bytes: int, held: Held
 ) -> Iterator[Epoch]:
+    remote = work.stream.table.remote
     for number in range(epoch, _EPOCHS):
         schedule = Schedule(
             work.stream.order(number),
@@ -259,6 +261,7 @@ def _epochs(
             held=held,
             loaded=number > epoch,
             block_bytes=block_bytes,
+            direct_shares=_REMOTE_DIRECT_SHARES if remote else DIRECT_SHARES,
         )
         yield Epoch(number, schedule, work.stream.count if work.padded else None)
         counter = 0

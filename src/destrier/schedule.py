@@ -25,14 +25,14 @@ from destrier.order import Order
 from destrier.plan import Shares
 from destrier.selection import RowList
 
-__all__ = ["BLOCK_BYTES", "Block", "Held", "Schedule", "open_rows"]
+__all__ = ["BLOCK_BYTES", "DIRECT_SHARES", "Block", "Held", "Schedule", "open_rows"]
 
 Held: TypeAlias = Literal["all", "windows", "shares"]
 """What stays in memory: all rows, those of open windows, or just those of the next shares."""
 
 _BLOCK_ROWS = 1 << 18
 BLOCK_BYTES = 8 << 20
-_DIRECT_SHARES = 4
+DIRECT_SHARES = 4
 
 
 @dataclass
@@ -71,6 +71,8 @@ class Schedule:
         held: What stays in memory.
         loaded: Whether all rows are there already, from the epoch before.
         block_bytes: Bytes that are read together, about, unless one share is more.
+        direct_shares: How many shares at the start are read by themselves, at least 1: they need
+            not wait for all that is held, but cost more requests.
     """
 
     def __init__(
@@ -83,12 +85,14 @@ class Schedule:
         held: Held,
         loaded: bool = False,
         block_bytes: int = BLOCK_BYTES,
+        direct_shares: int = DIRECT_SHARES,
     ) -> None:
         self.order = order
         self.rows = rows
         self.shares = shares
         self.held: Held = "shares" if held == "windows" and not order.windowed else held
         self._loaded = loaded
+        self._direct_shares = direct_shares
         self._most_rows = max(1, min(_BLOCK_ROWS, int(block_bytes / row_bytes)))
         planned = _BLOCK_ROWS if held == "all" else self._most_rows
         self.shares_per_block = max(1, planned // max(1, shares.largest))
@@ -100,8 +104,7 @@ class Schedule:
             return
         start = 0
         if not self._loaded:
-            # The first shares are read by themselves: they need not wait for all that is held.
-            start = min(_DIRECT_SHARES, len(self.shares))
+            start = min(self._direct_shares, len(self.shares))
             yield self._direct(0, start)
         if self.held == "all":
             yield from self._all(start)
