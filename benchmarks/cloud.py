@@ -80,8 +80,8 @@ class Mode:
     rounds: int
 
 
-FULL = Mode((0, 15, 50), 10.0, 2)
-QUICK = Mode((0, 15), 4.0, 1)
+FULL = Mode((0, 15, 50), 5.0, 2)
+QUICK = Mode((0, 15), 3.0, 1)
 
 
 # ---- data -------------------------------------------------------------------------------------
@@ -436,7 +436,7 @@ def measure(
         with scratch(f"cloud-{port}") as cache:
             cache.mkdir()
             progress.update(rows=0, began=time.perf_counter(), first=0.0)
-            timer = threading.Timer(2 * seconds, give_up)
+            timer = threading.Timer(1.5 * seconds, give_up)
             timer.start()
             job = Job(workload, setting, uri, f"http://127.0.0.1:{port}", cache)
             for batch in LOADERS[loader](job):
@@ -480,9 +480,7 @@ def main(mode: Mode, chosen: list[str]) -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=SCRATCH.parent)))
         server = stack.enter_context(seaweed(folder / "weed"))
         upload(paths, server)
-        proxies = [
-            stack.enter_context(Proxy(server, delay=delay / 1e3)) for delay in mode.delays
-        ]
+        proxies = [stack.enter_context(Proxy(server, delay=delay / 1e3)) for delay in mode.delays]
         for number in range(mode.rounds):
             for workload, loader, setting in runs:
                 before = [len(proxy.gets) for proxy in proxies]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import pickle
 import time
 import traceback
@@ -14,9 +16,11 @@ import lancedb
 import numpy as np
 import pyarrow as pa
 import pytest
+from torch.utils.data import DataLoader
 
 import destrier
 from destrier import (
+    ArgumentError,
     PermutationBuilder,
     ReadError,
     SourceError,
@@ -230,7 +234,7 @@ def test_requests_of_an_epoch(wide: str, store: dict[str, str]) -> None:
 
 def test_a_table_that_fits_is_read_in_large_requests(wide: str, store: dict[str, str]) -> None:
     requests, size = requests_of(wide, store, 768 << 20)
-    assert requests <= 8 + 16  # the first batch by itself, and 2.5 blocks of 8 MiB
+    assert requests <= 8 + 24  # the first batch by itself, and 2.5 blocks of 4 requests
     assert size >= 1024 * 20_000
 
 
@@ -260,6 +264,65 @@ def test_credentials_of_a_namespace_are_fetched_again(wide: str, store: dict[str
         time.sleep(1.0)
         assert sum(len(batch["id"]) for batch in loader) == 1024
     assert namespace.fetched > before
+
+
+class Provider:
+    """Gives options from a file, for a second, and notes each call and its process."""
+
+    def __init__(self, folder: Path, options: dict[str, str]) -> None:
+        self.folder = folder
+        (folder / "options").write_text(json.dumps(options))
+
+    def __call__(self) -> dict[str, str]:
+        with (self.folder / "calls").open("a") as calls:
+            calls.write(f"{os.getpid()}\n")
+        ends = str(int(1000 * (time.time() + 1.0)))
+        given: dict[str, str] = json.loads((self.folder / "options").read_text())
+        return {**given, "expires_at_millis": ends, "refresh_offset_millis": "500"}
+
+    @property
+    def calls(self) -> list[int]:
+        return [int(line) for line in (self.folder / "calls").read_text().split()]
+
+
+def test_options_of_a_function_are_fetched_again(
+    wide: str, store: dict[str, str], tmp_path: Path
+) -> None:
+    provider = Provider(tmp_path, store)
+    dataset = StreamingDataset(wide, storage_options=provider, num_splits=8)
+    loader = StreamingDataLoader(dataset, batch_size=128, prefetch_bytes=24 << 20)
+    with loader:
+        assert sum(len(batch["id"]) for batch in loader) == 1024
+        before = len(provider.calls)
+        time.sleep(1.0)
+        assert sum(len(batch["id"]) for batch in loader) == 1024
+        assert before < len(provider.calls) < before + 10
+        (tmp_path / "options").write_text(
+            json.dumps({**store, "aws_secret_access_key": SECRET + "-wrong"})
+        )
+        time.sleep(1.0)
+        next(iter(loader))  # what is read ahead is delivered
+        with pytest.raises(ReadError, match="403") as refused:
+            list(chain(loader, loader))
+    texts = [repr(dataset), repr(dataset.table.storage_options), str(dataset.state_dict())]
+    texts += traceback.format_exception(refused.value)
+    assert not any(SECRET in text for text in texts)
+
+
+def test_a_function_gives_options_in_workers(
+    uri: str, store: dict[str, str], tmp_path: Path
+) -> None:
+    provider = Provider(tmp_path, store)
+    dataset = StreamingDataset(uri, storage_options=provider, num_splits=8)
+    assert SECRET.encode() not in pickle.dumps(dataset)
+    rows = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context="spawn")
+    assert len({int(row["id"]) for row in rows}) == ROWS // 8 * 8
+    assert {os.getpid()} < set(provider.calls)
+
+
+def test_a_function_that_gives_no_options(uri: str) -> None:
+    with pytest.raises(ArgumentError, match=r"must return a mapping.*got str"):
+        StreamingDataset(uri, storage_options=lambda: SECRET)  # type: ignore[arg-type,return-value]
 
 
 # ---- writing ----------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ _SAMPLED_RUNS, _SAMPLED_ROWS = 4, 16
 _OFFSET_BYTES = 8  # beside each row that is held
 _MOSTLY = 4
 _REMOTE_DIRECT_SHARES = 1  # each row of them is a request: with 4, the first batch comes later
+_REMOTE_RUN_BYTES = 2 << 20  # of a column in one request, where many rows are read in turn
 _OBJECT_BYTES = 80  # of a Python object beside its content
 
 
@@ -252,6 +253,7 @@ def _epochs(
     work: Work, epoch: int, counter: int, *, row_bytes: float, block_bytes: int, held: Held
 ) -> Iterator[Epoch]:
     remote = work.stream.table.remote
+    runs = max(1, block_bytes // (_REMOTE_RUN_BYTES * len(work.reader.columns)))
     for number in range(epoch, _EPOCHS):
         schedule = Schedule(
             work.stream.order(number),
@@ -262,6 +264,7 @@ def _epochs(
             loaded=number > epoch,
             block_bytes=block_bytes,
             direct_shares=_REMOTE_DIRECT_SHARES if remote else DIRECT_SHARES,
+            runs=runs if remote else 1,
         )
         yield Epoch(number, schedule, work.stream.count if work.padded else None)
         counter = 0

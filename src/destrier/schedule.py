@@ -73,6 +73,8 @@ class Schedule:
         block_bytes: Bytes that are read together, about, unless one share is more.
         direct_shares: How many shares at the start are read by themselves, at least 1: they need
             not wait for all that is held, but cost more requests.
+        runs: In how many runs of rows a block is read where all rows are held: an object store
+            sends several at once, each at the speed of a connection.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Schedule:
         loaded: bool = False,
         block_bytes: int = BLOCK_BYTES,
         direct_shares: int = DIRECT_SHARES,
+        runs: int = 1,
     ) -> None:
         self.order = order
         self.rows = rows
@@ -93,6 +96,7 @@ class Schedule:
         self.held: Held = "shares" if held == "windows" and not order.windowed else held
         self._loaded = loaded
         self._direct_shares = direct_shares
+        self._runs = runs
         self._most_rows = max(1, min(_BLOCK_ROWS, int(block_bytes / row_bytes)))
         planned = _BLOCK_ROWS if held == "all" else self._most_rows
         self.shares_per_block = max(1, planned // max(1, shares.largest))
@@ -116,8 +120,7 @@ class Schedule:
 
     def _all(self, start: int) -> Iterator[Block]:
         none, n = np.empty(0, np.int64), self.order.n
-        for first in range(0, 0 if self._loaded else n, self._most_rows):
-            positions = np.arange(first, min(first + self._most_rows, n))
+        for positions in [] if self._loaded else _in_runs(n, self._most_rows, self._runs):
             offsets = self.rows.offsets(positions)
             yield Block(offsets, positions, [], n, start, none, np.zeros(1, np.int64), none)
         windows = _Windows(self.order, _Positions()) if self.order.windowed else None
@@ -139,6 +142,16 @@ class Schedule:
         samples, bounds = self.shares.samples(first, min(last, len(self.shares)))
         offsets = self.rows.offsets(self.order.rows(samples % self.order.n))
         return Block(offsets, None, [], 0, first, samples, bounds, np.arange(len(samples)))
+
+
+def _in_runs(n: int, most: int, runs: int) -> Iterator[Ints]:
+    """All positions, so many at most at a time: runs of successive ones, equally far apart."""
+    length = max(1, most // runs)
+    parts = -(-n // runs)
+    for first in range(0, parts, length):
+        within = np.arange(first, min(first + length, parts))
+        positions = (np.arange(0, n, parts)[:, None] + within).ravel()
+        yield positions[positions < n]
 
 
 class _Offsets(Protocol):
