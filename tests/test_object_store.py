@@ -148,6 +148,9 @@ def port(store: dict[str, str]) -> int:
     return int(store["aws_endpoint"].rsplit(":", 1)[1])
 
 
+FEW = {"client_max_retries": "1", "lance_aimd_max_retries": "0"}  # so that it ends sooner
+
+
 def is_data(head: str) -> bool:
     return "/data/" in head.split("\r\n", maxsplit=1)[0]
 
@@ -181,7 +184,7 @@ def test_passing_faults_change_nothing(wide: str, store: dict[str, str], kind: F
 def test_a_fault_that_stays_is_an_error(wide: str, store: dict[str, str], kind: Fault) -> None:
     armed: list[bool] = []
     with Proxy(port(store), fault=always(kind, armed)) as proxy:
-        options = through(proxy, store, read_timeout="200ms", client_retry_timeout="1")
+        options = through(proxy, store, read_timeout="200ms", client_retry_timeout="1", **FEW)
         with StreamingDataLoader(
             StreamingDataset(wide, storage_options=options), batch_size=32, on_error="skip"
         ) as loader:
@@ -334,7 +337,7 @@ def listed(uri: str, store: dict[str, str]) -> list[str]:
 
 def test_write_append_and_leave_nothing_else(store: dict[str, str]) -> None:
     uri = "s3://bench/writing/t.lance"
-    write_table(Numbers(units_=3), uri, num_workers=2, storage_options=store)
+    write_table(Numbers(units_=3), uri, num_workers=1, storage_options=store)
     write_table(Numbers(units_=2), uri, num_workers=0, mode="append", storage_options=store)
     dataset = lance.dataset(uri, storage_options=store)
     ids = dataset.to_table(columns=["id"])["id"].to_pylist()
@@ -376,7 +379,7 @@ def test_a_killed_worker_and_going_on(store: dict[str, str], tmp_path: Path) -> 
 
 def test_a_bad_source_leaves_nothing_in_the_store(store: dict[str, str]) -> None:
     with pytest.raises(SourceError, match="unit 3 is damaged"):
-        write_table(Numbers(fail=3), "s3://bench/bad/t.lance", num_workers=1, storage_options=store)
+        write_table(Numbers(fail=3), "s3://bench/bad/t.lance", num_workers=0, storage_options=store)
     assert listed("s3://bench/bad", store) == []
 
 
@@ -425,7 +428,7 @@ def test_add_columns_in_the_store(store: dict[str, str]) -> None:
         lambda batch: {"double": [2 * i for i in batch["id"].to_pylist()]},
         columns=["id"],
         storage_options=store,
-        num_workers=1,
+        num_workers=0,
     )
     found = lance.dataset(uri, storage_options=store).to_table(columns=["double"])
     assert found["double"].to_pylist() == [2 * i for i in range(150)]
