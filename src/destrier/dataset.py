@@ -42,6 +42,7 @@ from destrier.topology import ONLY_WORKER, Topology, Worker, current_worker, res
 if TYPE_CHECKING:
     from destrier.foreign import PermutationLike
     from destrier.loader import StreamingDataLoader
+    from destrier.refreshing import StorageOptions
     from destrier.table import TableLike
     from destrier.topology import Replicas
 
@@ -73,7 +74,8 @@ class StreamingDataset(Counted, IterableDataset[Any]):
     Args:
         table: A URI or path of a Lance dataset, a `lance.LanceDataset` or a LanceDB table.
         version: Version number or tag. None takes the latest, or a loaded state's.
-        storage_options: Passed to Lance, with limits on retries where they name none.
+        storage_options: Passed to Lance, with limits on retries where they name none; or a
+            function that returns them and is called again before their ``expires_at_millis``.
         pin: Tags the version under this name, so that a cleanup cannot remove it (rank 0 writes).
         columns: Names of the columns to read; None reads all.
         filter: SQL expression; applied once, before anything is read. None takes a state's.
@@ -127,7 +129,7 @@ class StreamingDataset(Counted, IterableDataset[Any]):
         table: TableLike,
         *,
         version: int | str | None = None,
-        storage_options: Mapping[str, str] | None = None,
+        storage_options: StorageOptions | None = None,
         pin: str | None = None,
         columns: list[str] | None = None,
         filter: str | None = None,

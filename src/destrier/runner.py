@@ -20,7 +20,14 @@ from destrier.links.columns import delivered_columns
 from destrier.pipeline import READ_AHEAD, Delivery, Epoch, Kept, Pipeline
 from destrier.plan import Shares, Steps
 from destrier.read import Reader
-from destrier.schedule import BLOCK_BYTES, Held, Schedule, choose_held, open_rows
+from destrier.schedule import (
+    BLOCK_BYTES,
+    DIRECT_SHARES,
+    Held,
+    Schedule,
+    choose_held,
+    open_rows,
+)
 from destrier.stream import Stream
 from destrier.topology import ONLY_WORKER, Topology, Worker
 
@@ -37,6 +44,8 @@ DEFAULT_PREFETCH_BYTES = 768 << 20
 _EPOCHS = 1 << 32
 _LOOKED_AT = 1 << 21  # samples
 _SAMPLED_RUNS, _SAMPLED_ROWS = 4, 16
+_REMOTE_DIRECT_SHARES = 1  # each row of them is a request: with 4, the first batch comes later
+_REMOTE_RUN_BYTES = 2 << 20  # of a column in one request, where many rows are read in turn
 _OBJECT_BYTES = 80  # of a Python object beside its content
 
 
@@ -254,6 +263,8 @@ def _epochs(
     held: Held,
     loaded: bool,
 ) -> Iterator[Epoch]:
+    remote = work.stream.table.remote
+    runs = max(1, block_bytes // (_REMOTE_RUN_BYTES * len(work.reader.columns)))
     for number in range(epoch, _EPOCHS):
         schedule = Schedule(
             work.stream.order(number),
@@ -263,6 +274,8 @@ def _epochs(
             held=held,
             loaded=loaded,
             block_bytes=block_bytes,
+            direct_shares=_REMOTE_DIRECT_SHARES if remote else DIRECT_SHARES,
+            runs=runs if remote else 1,
         )
         loaded = schedule.loads
         yield Epoch(number, schedule, work.stream.count if work.padded else None)

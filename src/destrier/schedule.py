@@ -25,14 +25,14 @@ from destrier.order import Order
 from destrier.plan import Shares
 from destrier.selection import RowList
 
-__all__ = ["BLOCK_BYTES", "Block", "Held", "Schedule", "choose_held", "open_rows"]
+__all__ = ["BLOCK_BYTES", "DIRECT_SHARES", "Block", "Held", "Schedule", "choose_held", "open_rows"]
 
 Held: TypeAlias = Literal["all", "windows", "shares"]
 """What stays in memory: all rows, those of open windows, or just those of the next shares."""
 
 _BLOCK_ROWS = 1 << 18
 BLOCK_BYTES = 8 << 20
-_DIRECT_SHARES = 4
+DIRECT_SHARES = 4
 _OFFSET_BYTES = 8  # beside each row that is held
 _LEAST_OWN = 1 / 4  # of an epoch: a process that delivers less need not read all of it
 
@@ -73,6 +73,10 @@ class Schedule:
         held: What stays in memory.
         loaded: Whether all rows are there already, where all are held.
         block_bytes: Bytes that are read together, about, unless one share is more.
+        direct_shares: How many shares at the start are read by themselves, at least 1: they need
+            not wait for all that is held, but cost more requests.
+        runs: In how many runs of rows a block is read where all rows are held: an object store
+            sends several at once, each at the speed of a connection.
     """
 
     def __init__(
@@ -85,12 +89,16 @@ class Schedule:
         held: Held,
         loaded: bool = False,
         block_bytes: int = BLOCK_BYTES,
+        direct_shares: int = DIRECT_SHARES,
+        runs: int = 1,
     ) -> None:
         self.order = order
         self.rows = rows
         self.shares = shares
         self.held: Held = "shares" if held == "windows" and not order.windowed else held
         self._loaded = loaded and held == "all"
+        self._direct_shares = direct_shares
+        self._runs = runs
         self._most_rows = max(1, min(_BLOCK_ROWS, int(block_bytes / row_bytes)))
         planned = _BLOCK_ROWS if held == "all" else self._most_rows
         self.shares_per_block = max(1, planned // max(1, shares.largest))
@@ -103,7 +111,7 @@ class Schedule:
     @property
     def _start(self) -> int:
         """How many shares are read by themselves: they need not wait for all that is held."""
-        return 0 if self._loaded else min(_DIRECT_SHARES, len(self.shares))
+        return 0 if self._loaded else min(self._direct_shares, len(self.shares))
 
     def __iter__(self) -> Iterator[Block]:
         if self.held == "shares":
@@ -123,8 +131,8 @@ class Schedule:
 
     def _all(self, start: int) -> Iterator[Block]:
         none, n = np.empty(0, np.int64), self.order.n
-        for first in range(0, n if self.loads and not self._loaded else 0, self._most_rows):
-            positions = np.arange(first, min(first + self._most_rows, n))
+        load = self.loads and not self._loaded
+        for positions in _in_runs(n, self._most_rows, self._runs) if load else []:
             offsets = self.rows.offsets(positions)
             yield Block(offsets, positions, [], n, start, none, np.zeros(1, np.int64), none)
         windows = _Windows(self.order, _Positions()) if self.order.windowed else None
@@ -132,7 +140,7 @@ class Schedule:
         first = start
         while first < len(self.shares):
             # Few at first: the consumer waits for them.
-            some = self.shares_per_block if first else _DIRECT_SHARES
+            some = self.shares_per_block if first else DIRECT_SHARES
             last = min(first + some, len(self.shares))
             samples, bounds = self.shares.samples(first, last)
             if windows is None:
@@ -150,6 +158,16 @@ class Schedule:
         samples, bounds = self.shares.samples(first, min(last, len(self.shares)))
         offsets = self.rows.offsets(self.order.rows(samples % self.order.n))
         return Block(offsets, None, [], 0, first, samples, bounds, np.arange(len(samples)))
+
+
+def _in_runs(n: int, most: int, runs: int) -> Iterator[Ints]:
+    """All positions, so many at most at a time: runs of successive ones, equally far apart."""
+    length = max(1, most // runs)
+    parts = -(-n // runs)
+    for first in range(0, parts, length):
+        within = np.arange(first, min(first + length, parts))
+        positions = (np.arange(0, n, parts)[:, None] + within).ravel()
+        yield positions[positions < n]
 
 
 class _Offsets(Protocol):

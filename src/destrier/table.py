@@ -24,6 +24,7 @@ from destrier.errors import (
     VersionError,
 )
 from destrier.process import check_process
+from destrier.refreshing import Namespace, Refreshing
 from destrier.storage import passes, patience, with_defaults
 from destrier.uring import uring_uri
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     import lancedb.table
+
+    from destrier.refreshing import StorageOptions
 
     TableLike: TypeAlias = (
         "str | os.PathLike[str] | lance.LanceDataset | lancedb.table.Table | Table"
@@ -154,7 +157,7 @@ class Table:
     ) -> None:
         self.uri = uri
         self.version = version
-        self.storage_options = dict(storage_options or {})
+        self.storage_options: Mapping[str, str] = _kept(storage_options)
         self._dataset = dataset
         self._bulk: lance.LanceDataset | None = None
         self._identity: str | None = None
@@ -366,14 +369,17 @@ def _fixed_width(kind: pa.DataType) -> float:
 def _open(uri: str, version: int | str | None, options: Mapping[str, str]) -> lance.LanceDataset:
     check_process()
     shown = _shown(uri)
-    secrets = _secrets(uri, options)
     session = lance.Session(  # type: ignore[attr-defined]
         index_cache_size_bytes=_INDEX_CACHE_BYTES, metadata_cache_size_bytes=_METADATA_CACHE_BYTES
     )
     try:
+        if isinstance(options, Refreshing):
+            through = Namespace(uri, options).open_arguments()
+            return lance.dataset(version=version, session=session, **through)
         passed = _passed(uri, options)
         return lance.dataset(uri, version=version, storage_options=passed, session=session)
     except Exception as error:
+        secrets = _secrets(uri, options)
         if version is not None and not passes(str(error)) and _opens(uri, options):
             raise VersionError(
                 f"version {version!r} of {shown} is gone or was never there; pin= keeps the "
@@ -386,13 +392,18 @@ def _open(uri: str, version: int | str | None, options: Mapping[str, str]) -> la
         if type(error).__name__ != "PanicException":
             raise
         raise TableError(
-            f"cannot open {shown} as a Lance table: {_brief(error, secrets)}"
+            f"cannot open {shown} as a Lance table: {_brief(error, _secrets(uri, options))}"
         ) from None
 
 
 def _secrets(uri: str, options: Mapping[str, str]) -> list[str]:
     shown = [uri] if _shown(uri) != uri else []
-    return [*shown, *(str(value) for value in options.values())]
+    values = options.given if isinstance(options, Refreshing) else options.values()
+    return [*shown, *(str(value) for value in values)]
+
+
+def _kept(options: Mapping[str, str] | None) -> Mapping[str, str]:
+    return options if isinstance(options, Refreshing) else dict(options or {})
 
 
 def _passed(uri: str, options: Mapping[str, str]) -> dict[str, str] | None:
@@ -411,7 +422,7 @@ def open_table(
     source: TableLike,
     *,
     version: int | str | None = None,
-    storage_options: Mapping[str, str] | None = None,
+    storage_options: StorageOptions | None = None,
     pin: str | None = None,
 ) -> Table:
     """Open a table at one version.
@@ -421,7 +432,8 @@ def open_table(
         version: A version number or a tag. None is the latest version of a URI, and the version
             that an open dataset or LanceDB table is at.
         storage_options: Passed to Lance, as `lance.dataset` takes them, with limits on retries
-            where they name none. None takes those of an open dataset or LanceDB table.
+            where they name none; or a function that returns them, which is called again before
+            their ``expires_at_millis``. None takes those of an open dataset or LanceDB table.
         pin: Tag the version under this name, so that a cleanup cannot remove it.
 
     Raises:
@@ -432,6 +444,8 @@ def open_table(
     Example:
         >>> table = open_table("data/digits.lance")  # doctest: +SKIP
     """
+    if callable(storage_options):
+        storage_options = Refreshing(storage_options)
     table = _resolve(source, version, storage_options)
     if pin is not None:
         table.pin(pin)
@@ -444,7 +458,7 @@ def _resolve(
     if isinstance(version, bool) or not isinstance(version, int | str | None):
         raise ArgumentError(f"version must be a number or a tag, got {version!r}")
     if isinstance(source, Table):
-        if options is not None and dict(options) != source.storage_options:
+        if options is not None and _kept(options) != source.storage_options:
             version = source.version if version is None else version
             dataset = _open(source.uri, version, options)
             return Table(source.uri, dataset.version, storage_options=options, dataset=dataset)

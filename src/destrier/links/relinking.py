@@ -255,7 +255,7 @@ def _rewrite(
             mode="append",
             max_rows_per_file=max(rows, 1),
             allow_external_blob_outside_bases=True,
-            storage_options=table.storage_options or None,
+            storage_options=dict(table.storage_options) or None,
         ),
     )
     if len(made) != 1 or made[0].physical_rows != rows or len(made[0].files) != 1:
