@@ -31,7 +31,7 @@ from destrier import (
 from destrier.caching.cached import CachedColumns, CacheFolder
 from destrier.caching.entry import DamagedError, FileValues, pack
 from destrier.caching.store import Store
-from destrier.caching.values import gather
+from destrier.caching.values import assembled
 from destrier.read import Reader
 from destrier.selection import OffsetRows, select_rows
 from destrier.table import open_table
@@ -260,7 +260,7 @@ def test_no_damaged_bytes_are_served(tmp_path: Path, column: str) -> None:
         try:
             file = os.open(path, os.O_RDONLY)
             values = FileValues(file, column=KEY, block=3, rows=50)
-            served = gather([(values, np.arange(50))], array.type)
+            served = assembled([(values, np.arange(50))], array.type)
         except DamagedError:
             assert content != good
         else:

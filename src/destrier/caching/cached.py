@@ -26,7 +26,7 @@ from destrier.caching.blocks import (
 )
 from destrier.caching.entry import DamagedError, FileValues, pack
 from destrier.caching.store import Folder, Store, warn_once
-from destrier.caching.values import ArrayValues, Values, gather
+from destrier.caching.values import ArrayValues, Values, assembled
 from destrier.check import integer
 from destrier.errors import ArgumentError, ReadError, StorageError
 from destrier.keyed import Ints
@@ -206,7 +206,7 @@ class CachedColumns:
             kind = self._schema.field(name).type
             sources = [(p.values, p.rows) for p in parts[name] if p.values is not None]
             try:
-                array = gather(sources, _storage_type(kind))
+                array = assembled(sources, _storage_type(kind))
             except DamagedError as error:
                 damaged = True
                 self._drop(parts[name][0], error.block)
