@@ -187,6 +187,24 @@ def test_every_type_and_any_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert len(entries(tmp_path / "c")) > 60
 
 
+def test_blobs(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    values = [rng.bytes(int(size)) for size in rng.integers(0, 9000, 300)]
+    missing: list[bytes | None] = [None if i % 9 == 4 else v for i, v in enumerate(values)]
+    schema = pa.schema([pa.field("id", pa.int64()), lance.blob_field("image")])
+    table = pa.table([pa.array(range(300)), lance.blob_array(missing)], schema=schema)
+    uri = str(tmp_path / "t.lance")
+    lance.write_dataset(table, uri, data_storage_version="2.2", max_rows_per_file=110)
+    lance.dataset(uri).delete("id % 10 = 3")
+    without = batches(uri)
+    assert {row for batch in without for row in batch["image"]} == {
+        value for i, value in enumerate(missing) if i % 10 != 3
+    }
+    assert batches(uri, cache_dir=tmp_path / "c") == without
+    hide_data(uri)
+    assert batches(uri, cache_dir=tmp_path / "c") == without
+
+
 # ---- what is kept under which name ------------------------------------------------------------
 
 
