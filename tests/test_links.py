@@ -39,7 +39,7 @@ from destrier.report import report_plan
 from destrier.stream import Settings, resolve_stream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 ROWS = 203
 FILES = 4
