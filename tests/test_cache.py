@@ -28,8 +28,9 @@ from destrier import (
     StreamingDataLoader,
     StreamingDataset,
 )
-from destrier.caching.cached import CachedColumns, CacheFolder
+from destrier.caching.cached import CachedColumns
 from destrier.caching.entry import DamagedError, FileValues, pack
+from destrier.caching.location import CacheFolder
 from destrier.caching.store import Store
 from destrier.caching.values import assembled
 from destrier.read import Reader
