@@ -28,10 +28,11 @@ from destrier import (
     StreamingDataLoader,
     StreamingDataset,
 )
-from destrier.caching.cached import CachedColumns, CacheFolder
+from destrier.caching.cached import CachedColumns
 from destrier.caching.entry import DamagedError, FileValues, pack
+from destrier.caching.location import CacheFolder
 from destrier.caching.store import Store
-from destrier.caching.values import gather
+from destrier.caching.values import assembled
 from destrier.read import Reader
 from destrier.selection import OffsetRows, select_rows
 from destrier.table import open_table
@@ -201,6 +202,24 @@ def test_nulls_inside_of_lists_stay(tmp_path: Path) -> None:
             assert reader.read(np.arange(40)).batch.to_pylist() == expected
 
 
+def test_blobs(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    values = [rng.bytes(int(size)) for size in rng.integers(0, 9000, 300)]
+    missing: list[bytes | None] = [None if i % 9 == 4 else v for i, v in enumerate(values)]
+    schema = pa.schema([pa.field("id", pa.int64()), lance.blob_field("image")])
+    table = pa.table([pa.array(range(300)), lance.blob_array(missing)], schema=schema)
+    uri = str(tmp_path / "t.lance")
+    lance.write_dataset(table, uri, data_storage_version="2.2", max_rows_per_file=110)
+    lance.dataset(uri).delete("id % 10 = 3")
+    without = batches(uri)
+    assert {row for batch in without for row in batch["image"]} == {
+        value for i, value in enumerate(missing) if i % 10 != 3
+    }
+    assert batches(uri, cache_dir=tmp_path / "c") == without
+    hide_data(uri)
+    assert batches(uri, cache_dir=tmp_path / "c") == without
+
+
 # ---- what is kept under which name ------------------------------------------------------------
 
 
@@ -274,7 +293,7 @@ def test_no_damaged_bytes_are_served(tmp_path: Path, column: str) -> None:
         try:
             file = os.open(path, os.O_RDONLY)
             values = FileValues(file, column=KEY, block=3, rows=50)
-            served = gather([(values, np.arange(50))], array.type)
+            served = assembled([(values, np.arange(50))], array.type)
         except DamagedError:
             assert content != good
         else:

@@ -39,7 +39,7 @@ from destrier.report import report_plan
 from destrier.stream import Settings, resolve_stream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 ROWS = 203
 FILES = 4
@@ -232,6 +232,24 @@ def test_a_stream_resumes_in_the_middle_of_an_epoch(linked: Linked) -> None:
     with loader() as second:
         second.load_state_dict(state)
         assert head + list(second) == batches
+
+
+def test_a_cache_keeps_linked_values(linked: Linked, tmp_path: Path) -> None:
+    def epochs(count: int, **options: Any) -> Iterator[list[Any]]:
+        dataset = StreamingDataset(linked.path, columns=["id", "image"], **options)
+        with StreamingDataLoader(
+            dataset, batch_size=32, format="arrow", remainder="keep"
+        ) as batches:
+            for _ in range(count):
+                yield [batch.to_pydict() for batch in batches]
+
+    without = list(epochs(2))
+    assert {value for batch in without[0] for value in batch["image"]} == set(linked.values)
+    cached = epochs(2, cache_dir=tmp_path / "c")
+    assert next(cached) == without[0]
+    linked.folder.rename(tmp_path / "files that are away")
+    assert next(cached) == without[1]
+    assert list(epochs(2, cache_dir=tmp_path / "c")) == without
 
 
 def test_worker_processes_read_links(linked: Linked) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import IterableDataset
 
 from destrier.batch import Finished, Finisher, RawBatch, check_extra_columns
-from destrier.caching.cached import CacheFolder
+from destrier.caching.location import CacheFolder
 from destrier.check import integer
 from destrier.counters import Consumer, Counted
 from destrier.errors import ArgumentError, DestrierWarning, IterationError, StateError, VersionError

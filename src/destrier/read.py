@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from destrier.caching.cached import CachedColumns, CacheFolder
+from destrier.caching.cached import CachedColumns
+from destrier.caching.location import CacheFolder
 from destrier.columns import empty_array
 from destrier.counters import Counts
 from destrier.errors import LinkError, ReadError, RowError

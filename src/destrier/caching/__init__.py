@@ -7,5 +7,6 @@
     values      columns as ranges of bytes, and rows of them put together
     entry       one block in one file
     store       the files of a folder, and its limit
+    location    the folder that a user names
     cached      reads rows through all of it
 """

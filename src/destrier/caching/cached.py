@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import itertools
-import os
 import threading
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -26,16 +22,13 @@ from destrier.caching.blocks import (
 )
 from destrier.caching.entry import DamagedError, FileValues, pack
 from destrier.caching.store import Folder, Store, warn_once
-from destrier.caching.values import ArrayValues, Values, gather
-from destrier.check import integer
-from destrier.errors import ArgumentError, ReadError, StorageError
+from destrier.caching.values import ArrayValues, Values, assembled
+from destrier.errors import ReadError, StorageError
 from destrier.keyed import Ints
 from destrier.selection import RowList
 from destrier.table import Table
 
-__all__ = ["DEFAULT_CACHE_BYTES", "CacheFolder", "CachedColumns", "Fetch"]
-
-DEFAULT_CACHE_BYTES = 32 << 30
+__all__ = ["CachedColumns", "Fetch"]
 
 # A read of few rows from many blocks fetches some of the blocks, so that it takes little longer
 # than without a cache, and the others are fetched by the reads that follow.
@@ -47,58 +40,6 @@ _OPEN_BYTES = 64 << 20  # of what is known of open files
 
 Fetch: TypeAlias = "Callable[[Ints, list[str]], dict[str, pa.Array]]"
 """Reads columns of rows, by ascending offsets, from the table."""
-
-
-@dataclass(frozen=True)
-class CacheFolder:
-    """Where blocks are kept, and how much may be. Pickles to that.
-
-    Attributes:
-        path: The folder.
-        limit: Bytes that its files may take.
-    """
-
-    path: Path
-    limit: int
-
-    @classmethod
-    def of(cls, cache_dir: str | os.PathLike[str] | None, limit: int | None) -> CacheFolder | None:
-        """Check the arguments of a user.
-
-        Raises:
-            ArgumentError: If one cannot be used.
-        """
-        if cache_dir is None:
-            if limit is not None:
-                raise ArgumentError(f"cache_bytes={limit!r} has no meaning without cache_dir=")
-            return None
-        if importlib.util.find_spec("fcntl") is None:
-            raise ArgumentError(
-                f"cache_dir={cache_dir!r} needs file locks (flock), which this system has not: "
-                "leave it out, or stream from a copy of the table on a local disk"
-            )
-        if not isinstance(cache_dir, str | os.PathLike) or not os.fspath(cache_dir):
-            raise ArgumentError(f"cache_dir must be the path of a folder, got {cache_dir!r}")
-        path = os.fspath(cache_dir)
-        if isinstance(path, bytes) or "://" in path:
-            raise ArgumentError(f"cache_dir must be a folder of this machine, got {cache_dir!r}")
-        limit = DEFAULT_CACHE_BYTES if limit is None else integer("cache_bytes", limit, 1)
-        return cls(Path(os.path.abspath(os.path.expanduser(path))), limit)
-
-    def open(self) -> Store | None:
-        """The open folder, one in a process; None, with a warning, if it cannot be used."""
-        with _opening:
-            store = _stores.get(self)
-            if store is None:
-                try:
-                    store = _stores[self] = Store(self.path, self.limit)
-                except OSError as error:
-                    warn_once(self.path, error)
-        return store
-
-
-_opening = threading.Lock()
-_stores: weakref.WeakValueDictionary[CacheFolder, Store] = weakref.WeakValueDictionary()
 
 
 @dataclass
@@ -206,7 +147,7 @@ class CachedColumns:
             kind = self._schema.field(name).type
             sources = [(p.values, p.rows) for p in parts[name] if p.values is not None]
             try:
-                array = gather(sources, _storage_type(kind))
+                array = assembled(sources, _storage_type(kind))
             except DamagedError as error:
                 damaged = True
                 self._drop(parts[name][0], error.block)

@@ -22,8 +22,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from destrier.caching.checks import PAGE_BYTES, page_sums
-from destrier.caching.values import NARROW_BYTES, allocate, layout_of
+from destrier.caching.values import NARROW_BYTES, layout_of
 from destrier.keyed import Ints, Words
+from destrier.memory import fresh
 
 __all__ = ["DamagedError", "FileValues", "pack"]
 
@@ -198,7 +199,7 @@ class FileValues:
 
     def _pages(self, start: int, stop: int) -> NDArray[np.uint8]:
         first, last = start // PAGE_BYTES, -(-stop // PAGE_BYTES)
-        data = allocate((last - first) * PAGE_BYTES)
+        data = fresh(((last - first) * PAGE_BYTES,), np.uint8)
         wanted = min(last * PAGE_BYTES, self._size) - first * PAGE_BYTES
         try:
             found = os.preadv(self._file, [data[:wanted].data], first * PAGE_BYTES)

@@ -17,8 +17,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from destrier.keyed import Ints
+from destrier.memory import fresh
 
-__all__ = ["NARROW_BYTES", "ArrayValues", "Layout", "Values", "allocate", "gather", "layout_of"]
+__all__ = ["NARROW_BYTES", "ArrayValues", "Layout", "Values", "assembled", "layout_of"]
 
 _NEAR_BYTES = 32 << 10  # runs that lie so close are read as one
 NARROW_BYTES = 2048  # in the mean: below, a step of Python for each run costs more than a copy
@@ -39,11 +40,6 @@ class Layout:
     width: int | None
     bounds: Ints | None
     valid: NDArray[np.bool_] | None
-
-
-def allocate(size: int) -> NDArray[np.uint8]:
-    """Bytes of Arrow's pool: it keeps its pages, where fresh ones would cost more than a copy."""
-    return np.frombuffer(pa.allocate_buffer(max(size, 1)), np.uint8)[:size]
 
 
 def layout_of(array: pa.Array) -> Layout | None:
@@ -161,7 +157,7 @@ class _Piece:
         return self.start + len(self.rows)
 
 
-def gather(sources: Sequence[tuple[Values, Ints]], kind: pa.DataType) -> pa.Array:
+def assembled(sources: Sequence[tuple[Values, Ints]], kind: pa.DataType) -> pa.Array:
     """Put rows of several values together in one array.
 
     Args:
@@ -175,12 +171,12 @@ def gather(sources: Sequence[tuple[Values, Ints]], kind: pa.DataType) -> pa.Arra
     width = _width(kind)
     if all(piece.values.ranged for piece in pieces):
         if width is not None:
-            data = allocate(total * width)
+            data = fresh((total * width,), np.uint8)
             for piece in pieces:
                 _fill_fixed(piece, width, data)
             return _of_fixed(kind, total, data, _validity(pieces, total))
         if _wide(pieces, total):
-            return _gather_wide(pieces, total, kind)
+            return _assembled_wide(pieces, total, kind)
     arrays = [_taken(piece, kind) for piece in pieces]
     return pa.concat_arrays(arrays) if len(arrays) > 1 else arrays[0]
 
@@ -234,7 +230,7 @@ def _wide(pieces: Sequence[_Piece], total: int) -> bool:
     return wanted >= total * NARROW_BYTES
 
 
-def _gather_wide(pieces: Sequence[_Piece], total: int, kind: pa.DataType) -> pa.Array:
+def _assembled_wide(pieces: Sequence[_Piece], total: int, kind: pa.DataType) -> pa.Array:
     """Copy runs of rows, each once."""
     ends = np.zeros(total + 1, np.int64)
     for piece in pieces:
@@ -242,7 +238,7 @@ def _gather_wide(pieces: Sequence[_Piece], total: int, kind: pa.DataType) -> pa.
         assert bounds is not None
         ends[piece.start + 1 : piece.stop + 1] = bounds[piece.rows + 1] - bounds[piece.rows]
     np.cumsum(ends, out=ends)
-    data = allocate(int(ends[-1]))
+    data = fresh((int(ends[-1]),), np.uint8)
     for piece in pieces:
         bounds = piece.values.bounds
         assert bounds is not None
