@@ -80,7 +80,7 @@ class Mode:
     rounds: int
 
 
-FULL = Mode((0, 15, 50), 5.0, 2)
+FULL = Mode((0, 15, 50), 4.0, 2)
 QUICK = Mode((0, 15), 3.0, 1)
 
 
