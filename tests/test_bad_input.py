@@ -184,6 +184,8 @@ def test_combinations_that_contradict(table_path: str) -> None:
         StreamingDataLoader(dataset, batch_size=4, format="torch")
     with pytest.raises(ArgumentError, match="decode"):
         StreamingDataLoader(table_path, batch_size=4, format="rows", decode={"blob": "rgb"})
+    with pytest.raises(ArgumentError, match=r"decode=\{'image': 'rgb'\}"):
+        StreamingDataLoader(table_path, batch_size=4, decode="rgb")  # type: ignore[arg-type]
     given = pa.table({"row_offset": [1, 2]})
     with pytest.raises(ArgumentError, match="filter and permutation"):
         StreamingDataset(table_path, filter="id > 1", permutation=given)

@@ -364,6 +364,12 @@ def test_wrong_usage_is_exit_code_2(capsys, arguments: tuple[str, ...]):
     assert err.count("\n") == 1
 
 
+def test_an_unknown_option_leads_to_the_help_of_its_command(capsys):
+    code, out, err = run(capsys, "plan", "x", "--batch-size", "7")
+    said = "destrier: usage: unrecognized arguments: --batch-size 7; see destrier plan --help\n"
+    assert (code, out, err) == (2, "", said)
+
+
 def test_version_and_help(capsys):
     assert run(capsys, "--version") == (0, f"destrier {__version__}\n", "")
     for command in ((), ("info",), ("head",), ("plan",), ("permute",), ("demo",)):

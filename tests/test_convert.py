@@ -308,6 +308,14 @@ def test_the_commands(table: str, tmp_path: Path, capsys: pytest.CaptureFixture[
         assert capsys.readouterr().out == "equal: 100 rows\n"
     assert main(["verify", mds, table, *one]) == 1
     assert "100 rows in the dataset, 300 rows in the table" in capsys.readouterr().out
+    csv = tmp_path / "few.csv"
+    csv.write_text("id\n1\n")
+    assert main(["verify", table, str(csv), *one]) == 1
+    assert "destrier verify DATASET TABLE" in capsys.readouterr().err
+    chunks = str(tmp_path / "chunks")
+    assert main(["export", table, chunks, "--format", "litdata", "--columns", "id", *one]) == 0
+    assert main(["verify", chunks, table, *one]) == 1
+    assert "destrier verify TABLE EXPORT" in capsys.readouterr().out
     os.rename(mds, f"{mds}2")
     assert main(["relink", linked, mds, f"{mds}2"]) == 0
     assert "100 links changed" in capsys.readouterr().out
@@ -322,5 +330,7 @@ def test_the_commands(table: str, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "--permutation" in capsys.readouterr().err
     assert main(["convert", mds, copy, *one]) == 1
     assert "destrier: error:" in capsys.readouterr().err
+    assert main(["convert", str(csv), copy, *one]) == 1
+    assert "pass --mode append or --mode overwrite" in capsys.readouterr().err
     assert main(["convert", f"{mds}2", copy, "--option", "nix=true", *one]) == 1
     assert "'nix' is no option" in capsys.readouterr().err

@@ -77,7 +77,7 @@ def test_a_missing_package_is_named(
 ):
     monkeypatch.setitem(sys.modules, "mlxtend", None)
     assert main(["demo", "--out", str(tmp_path / "demo")]) == 1
-    assert "pip install 'destrier[demo]'" in capsys.readouterr().err
+    assert "pip install '.[demo]' in a clone" in capsys.readouterr().err
     assert not (tmp_path / "demo").exists()
 
 

@@ -20,9 +20,9 @@ from destrier.schedule import BLOCK_BYTES
 from destrier.stats import Stats
 from destrier.table import Table, lance_call
 
-__all__ = ["BenchReport", "Headroom", "bench"]
+__all__ = ["SHARE", "BenchReport", "Headroom", "bench"]
 
-_SHARE = 0.25  # of the seconds, for each of the two other measurements
+SHARE = 0.25  # of the seconds, for each of the two other measurements
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ class BenchReport:
         rows_per_second: After the first batch.
         bytes_per_second: Of delivered batches in memory, after the first one.
         cpu_seconds_per_row: Processor time of this process and of those of the transform.
+        held_in_memory: Whether all rows were kept after the first pass, and read no more.
         headroom: What there is to gain.
         stats: Of the loader.
     """
@@ -69,6 +70,7 @@ class BenchReport:
     rows_per_second: float
     bytes_per_second: float
     cpu_seconds_per_row: float
+    held_in_memory: bool
     headroom: Headroom
     stats: Stats
 
@@ -121,11 +123,13 @@ def bench(
             stack.enter_context(streamed.trace(trace))
         _run(streamed, seconds)
         stats = streamed.stats()
+        runner = streamed._runner  # noqa: SLF001 - only measuring asks for it
+        held = runner is not None and runner.held == "all"
     elsewhere = _ended_processes() - elsewhere
     with loader(dataset, repeat_batch=True) as repeating:
-        _run(repeating, seconds * _SHARE)
+        _run(repeating, seconds * SHARE)
         repeated = repeating.stats()
-    read_bytes, read_rows = _storage(stream.table, columns, seconds * _SHARE)
+    read_bytes, read_rows = _storage(stream.table, columns, seconds * SHARE)
     stats = replace(stats, bandwidth=read_bytes)
     return BenchReport(
         table=stream.table.name,
@@ -137,6 +141,7 @@ def bench(
         rows_per_second=stats.rows_per_second,
         bytes_per_second=stats.rows_per_second * stats.bytes / stats.rows,
         cpu_seconds_per_row=(stats.cpu_seconds + elsewhere) / stats.rows,
+        held_in_memory=held,
         headroom=Headroom(read_bytes, read_rows, repeated.rows_per_second),
         stats=stats,
     )

@@ -182,7 +182,7 @@ def _check_extra() -> None:
             files(name)
         except ModuleNotFoundError:
             raise MissingDependencyError(
-                f"the demo needs {name}, which is not installed: pip install 'destrier[demo]'"
+                f"the demo needs {name}, which is not installed: pip install '.[demo]' in a clone"
             ) from None
 
 

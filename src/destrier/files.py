@@ -30,7 +30,13 @@ _S3_NAMES = {
 }
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
 _S3 = ("s3", "s3a")
-_EXTRAS = {"hf": "'destrier[hf]'", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
+_EXTRAS = {
+    "hf": "'.[hf]' in a clone",
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "az": "adlfs",
+    "abfs": "adlfs",
+}
 
 
 def natural(text: str) -> list[tuple[int, int, str]]:
@@ -263,10 +269,9 @@ def _fsspec(uri: str, options: Mapping[str, str]) -> tuple[pafs.FileSystem, str]
     try:
         fs, root = fsspec.core.url_to_fs(uri, **options)
     except ImportError:
-        package = _EXTRAS.get(scheme, "a package of its own")
-        more = f": pip install {package}" if scheme in _EXTRAS else ""
+        more = f": pip install {_EXTRAS[scheme]}" if scheme in _EXTRAS else ""
         raise MissingDependencyError(
-            f"{scheme}:// is opened through fsspec, which needs {package} for it{more}"
+            f"{scheme}:// is opened through fsspec, which needs a package of its own for it{more}"
         ) from None
     except ValueError as error:
         raise ArgumentError(f"cannot open {redact(uri)}: {error}") from None

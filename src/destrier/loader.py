@@ -333,8 +333,8 @@ class StreamingDataLoader:
             decode-bound: 1.9 of 2 cores decoding; the trainer waited 71.2 % of the time
         """
         pipeline = None if self._runner is None else self._runner.pipeline
-        ready = 0 if pipeline is None else pipeline.queued - pipeline.unfinished
-        return measured(self._counts, threads=self._threads, ready=max(0, ready))
+        ready = 0 if pipeline is None else pipeline.ready
+        return measured(self._counts, threads=self._threads, ready=ready)
 
     @contextmanager
     def trace(self, path: str | os.PathLike[str]) -> Iterator[None]:
@@ -449,6 +449,11 @@ def _check_format(format: str, given: str | None, decode: Decode | None) -> None
         raise ArgumentError(
             f"the dataset's transform takes RecordBatches, but format is {given!r}; give the "
             "transform to the loader instead"
+        )
+    if decode is not None and not isinstance(decode, Mapping):
+        raise ArgumentError(
+            f"decode is {decode!r}, but must say which column: for one called image, "
+            f"decode={{'image': {decode!r}}}"
         )
     if decode and format in ("arrow", "rows"):
         raise ArgumentError(f"decode is for format 'torch' and 'numpy', not {format!r}")

@@ -109,6 +109,8 @@ class Pipeline:
         self._condition = threading.Condition()
         self._queue: deque[Delivery | BaseException] = deque()
         self._ended = False  # whether the end of an epoch is in the queue
+        self._finished = 0  # shares, and of them
+        self._taken = 0  # by the consumer
         self._behind = 0  # deliveries of the next epoch
         self._between = False  # whether the consumer has not asked for the next epoch yet
         self._stopped = False
@@ -129,7 +131,7 @@ class Pipeline:
         with self._condition:
             self._between = False
             self._condition.notify_all()
-            self._counts.queued += len(self._queue)
+            self._counts.queued += self.ready
             if not self._queue:
                 began = time.perf_counter()
                 while not self._queue and not self._stopped:
@@ -141,6 +143,8 @@ class Pipeline:
             if isinstance(item, Delivery) and item.index < 0:
                 self._ended = False
                 self._between = True
+            else:
+                self._taken += 1
             self._condition.notify_all()
         try:
             if isinstance(item, BaseException):
@@ -161,6 +165,11 @@ class Pipeline:
     def queued(self) -> int:
         """Deliveries that wait for the consumer."""
         return len(self._queue)
+
+    @property
+    def ready(self) -> int:
+        """Deliveries among them that are finished."""
+        return max(0, min(len(self._queue), self._finished - self._taken))
 
     @property
     def unfinished(self) -> int:
@@ -278,6 +287,9 @@ class Pipeline:
             if isinstance(error, StopIteration):  # would end the consumer's loop like an epoch
                 raise RuntimeError("a transform or collate_fn raised StopIteration") from error
             raise
+        finally:
+            with self._condition:
+                self._finished += 1
         size = value.bytes = batch_bytes(value.batch)
         self._counts.done("finish", began, rows=len(raw.samples), size=size, step=step)
         for failed in value.failed:

@@ -20,6 +20,9 @@ _OPTIONS = (  # what the library says, and how the command line says it
     (r"; or pass uneven=True for shares that differ by one", ""),
     (r"lower the batch size or pass remainder='keep' or 'pad'", "give a smaller --global-batch"),
     (r"; pin= keeps the version of a run from being cleaned up", ""),
+    (r"\bpass mode='append' or mode='overwrite'", "pass --mode append or --mode overwrite"),
+    (r"verify\(dataset, table\)", "destrier verify DATASET TABLE"),
+    (r"\bpass mode='create'", "leave out --mode append"),
     (r"\bwith overwrite=True\b", "with --overwrite"),
     (r"\bglobal_batch_size (?=\d)", "--global-batch "),
     (r"\bworld_size (?=\d)", "--world-size "),
@@ -117,7 +120,7 @@ def size(count: float) -> str:
     return f"{count / 1000:.1f} TB"
 
 
-def spoken(text: str) -> str:
+def spoken(text: str, command: str = "") -> str:
     """Return a message of the library in the words of the command line.
 
     Example:
@@ -126,7 +129,7 @@ def spoken(text: str) -> str:
     """
     for said, better in _OPTIONS:
         text = re.sub(said, better, text)
-    return text
+    return text.replace("--global-batch", "--batch-size") if command == "bench" else text
 
 
 def number(value: float) -> str:

@@ -13,7 +13,9 @@ __all__ = ["Stage", "Stats", "measured"]
 _TRAINER_BOUND = 0.05  # of the time; waiting for less is not worth anybody's work
 _STORAGE_BOUND = 0.5  # of the measured bandwidth; reading that is slower is held up by itself
 _OWN_CORES = 0.8  # of the time of a thread that has a core for itself
-_FINISHING = ("decode", "transform", "collate", "format")
+_INNER = ("decode", "transform", "collate")  # of finishing; the rest of it is the format
+_FINISHING = (*_INNER, "format")
+_STAGES = ("start", "plan", "read", "gather", "decode", "format", "transform", "collate", "move")
 _DOING = {
     "start": "starting",
     "plan": "planning",
@@ -34,7 +36,8 @@ class Stage:
         seconds: Time in the stage, summed over threads.
         cpu_seconds: Processor time of those threads, where it is measured: in decode, transform
             and collate. Where it is much less than ``seconds``, threads waited for each other.
-        rows: Rows it worked on; more than were delivered, since it works ahead.
+        rows: Rows it worked on; more than were delivered, since it works ahead. Rows that stay
+            in memory are read once, so that ``read`` has them once in all epochs.
         bytes: Their bytes in memory, in stages that know them.
         waited: Seconds that the trainer waited for this stage, about.
     """
@@ -68,7 +71,7 @@ class Stats:
         mean_ready: How many waited when the trainer asked, on average.
         stages: By name, in the order in which rows pass them: ``plan`` which rows, ``read`` them,
             ``gather`` batches of them, ``decode`` images, ``format`` tensors, ``transform``,
-            ``collate``, ``move`` to the device.
+            ``collate``, ``move`` to the device. All are there; one that did nothing has zeros.
         bandwidth: Bytes a second that the storage gave when it was measured; None if it was not.
 
     Example:
@@ -88,7 +91,7 @@ class Stats:
     threads: int = 0
     ready: int = 0
     mean_ready: float = 0.0
-    stages: Mapping[str, Stage] = field(default_factory=dict)
+    stages: Mapping[str, Stage] = field(default_factory=lambda: dict.fromkeys(_STAGES, Stage()))
     bandwidth: float | None = None
 
     @property
@@ -110,7 +113,7 @@ class Stats:
         """
         if self.batches < 2:
             return ""
-        if self.waited < _TRAINER_BOUND or not self.stages:
+        if self.waited < _TRAINER_BOUND:
             return "trainer"
         return max(self.stages, key=lambda name: self.stages[name].waited)
 
@@ -173,6 +176,7 @@ class Stats:
                 f"{stage.waited:.2f} s",
             )
             for name, stage in self.stages.items()
+            if stage != Stage()
         ]
         return "\n".join([done, cost, queue, *side_by_side(heads, rows), self.verdict])
 
@@ -187,11 +191,9 @@ def measured(counts: Counts, *, threads: int, ready: int) -> Stats:
     """
     given = counts.stage("next")
     finish = counts.stage("finish")
-    inner = [counts.stage(name) for name in ("decode", "transform", "collate")]
-    plain = max(0.0, finish.seconds - sum(stage.seconds for stage in inner))
-    sums = {name: counts.stage(name) for name in ("start", "plan", "read", "gather", "decode")}
-    sums["format"] = finish._replace(seconds=plain)
-    sums |= {name: counts.stage(name) for name in ("transform", "collate", "move")}
+    sums = {name: counts.stage(name) for name in _STAGES}
+    inner = sum(sums[name].seconds for name in _INNER)
+    sums["format"] = finish._replace(seconds=max(0.0, finish.seconds - inner))
     waited = _waited(counts, own_threads=threads > 0)
     return Stats(
         batches=given.spans,
@@ -208,7 +210,6 @@ def measured(counts: Counts, *, threads: int, ready: int) -> Stats:
         stages={
             name: Stage(s.seconds, s.cpu_seconds, s.rows, s.bytes, waited[name])
             for name, s in sums.items()
-            if s.spans
         },
     )
 
@@ -223,7 +224,7 @@ def _waited(counts: Counts, *, own_threads: bool) -> dict[str, float]:
     def since(name: str) -> float:
         return max(0.0, counts.stage(name).seconds - counts.early(name))
 
-    finish = {name: since(name) for name in _FINISHING[:-1]}
+    finish = {name: since(name) for name in _INNER}
     finish["format"] = max(0.0, since("finish") - sum(finish.values()))
     making = {"plan": since("plan"), "gather": since("gather"), "read": since("wait for a read")}
     if not own_threads:

@@ -16,7 +16,7 @@ from destrier.compare import differing
 from destrier.errors import ArgumentError, ColumnError, SourceError
 from destrier.exporting import exported_columns, exported_schema
 from destrier.files import Store
-from destrier.formats import detect, open_sink, open_source
+from destrier.formats import EXPORTS, detect, open_sink, open_source
 from destrier.keyed import Ints
 from destrier.links.columns import companion, companions
 from destrier.links.crcs import CRC, crcs_of
@@ -180,6 +180,12 @@ def _open_export(
 ) -> tuple[Source, Back]:
     if format == "auto":
         format = detect(store)
+    if format not in EXPORTS:
+        raise ArgumentError(
+            f"the first of the two is a table, and no export is of the format {format!r}, as "
+            f"{store.shown} is; a table that was made of a dataset comes second: "
+            "verify(dataset, table)"
+        )
     back = open_sink(format, options).back(schema)
     try:
         return open_source(store, format, options=back.options), back

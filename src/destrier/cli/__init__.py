@@ -27,18 +27,21 @@ _SECRET_LENGTH = 4  # shorter values, such as "true", are no secrets and stand i
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     secrets: list[str] = []
+    command = ""
     with warnings.catch_warnings():
         warnings.simplefilter("always", DestrierWarning)
         warnings.showwarning = partial(_show_warning, secrets)
         try:
-            options = _parser().parse_args(argv)
+            options = _options(argv)
+            command = options.command
             for name in ("storage_option", "source_option", "destination_option"):
                 secrets += [value for _, value in getattr(options, name, [])]
             secrets += [str(v) for k, v in getattr(options, "option", []) if "password" in k]
             code: int = options.run(options)
             sys.stdout.flush()
         except DestrierError as error:
-            print(f"destrier: error: {_one_line(str(error), secrets)}", file=sys.stderr)
+            said = _one_line(spoken(str(error), command), secrets)
+            print(f"destrier: error: {said}", file=sys.stderr)
             return 1
         except BrokenPipeError:
             _drop_output()  # whoever reads it has seen enough
@@ -63,7 +66,7 @@ def _drop_output() -> None:
 def _one_line(text: str, secrets: Sequence[str]) -> str:
     from destrier.table import redact
 
-    text = spoken(redact(text))
+    text = redact(text)
     for secret in secrets:
         if len(secret) >= _SECRET_LENGTH:
             text = text.replace(secret, "***")
@@ -79,7 +82,7 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,  # noqa: ARG001
 ) -> None:
-    print(f"destrier: warning: {_one_line(str(message), secrets)}", file=file or sys.stderr)
+    print(f"destrier: warning: {_one_line(spoken(str(message)), secrets)}", file=file or sys.stderr)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -87,6 +90,16 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"destrier: usage: {message}; see {self.prog} --help\n")
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    """What was given; of an option that is unknown, the help of its command tells more."""
+    parser = _parser()
+    options, unknown = parser.parse_known_args(argv)
+    if unknown:
+        given, prog = " ".join(unknown), f"{parser.prog} {options.command}"
+        parser.exit(2, f"destrier: usage: unrecognized arguments: {given}; see {prog} --help\n")
+    return options
 
 
 def _parser() -> argparse.ArgumentParser:

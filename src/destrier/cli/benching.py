@@ -37,7 +37,12 @@ def add_commands(commands: Any) -> None:
     command = add(commands, "bench", "measure how fast a table streams here, and what limits it")
     add_table(command)
     command.add_argument(
-        "--batch-size", type=count, metavar="N", default=256, help="rows of a batch (256)"
+        "--batch-size",
+        "--global-batch",
+        type=count,
+        metavar="N",
+        default=256,
+        help="rows of a batch (256)",
     )
     command.add_argument(
         "--seconds", type=_seconds, metavar="S", default=10.0, help="how long, about (10)"
@@ -98,7 +103,7 @@ def _transform(text: str) -> Callable[..., Any]:
 
 
 def _bench(options: argparse.Namespace) -> int:
-    from destrier.benching import bench
+    from destrier.benching import SHARE, bench
     from destrier.dataset import StreamingDataset
 
     if options.num_workers and options.transform is None:
@@ -117,12 +122,16 @@ def _bench(options: argparse.Namespace) -> int:
             **order_from(options),
         )
 
+    transform = None if options.transform is None else _transform(options.transform)
+    if sys.stderr.isatty():
+        about = number(options.seconds * (1 + 2 * SHARE))
+        print(f"measuring for about {about} s ...", file=sys.stderr)
     report = bench(
         make,
         batch_size=options.batch_size,
         seconds=options.seconds,
         decode=None if options.decode is None else dict(options.decode),
-        transform=None if options.transform is None else _transform(options.transform),
+        transform=transform,
         num_workers=options.num_workers,
         trace=options.trace,
     )
@@ -142,13 +151,15 @@ def _print(report: BenchReport) -> None:
             "table": f"{report.table}, {report.rows:,} rows, {', '.join(report.columns)}",
             "opened": f"in {report.open_seconds:.2f} s; the first batch came "
             f"{report.first_batch_seconds:.2f} s later",
-            "speed": f"{number(report.rows_per_second)} rows/s, "
+            "delivered": f"{number(report.rows_per_second)} rows/s, "
             f"{size(report.bytes_per_second)}/s in batches of {report.batch_size:,} rows",
             "CPU": f"{number(report.cpu_seconds_per_row * 1e6)} µs a row",
-            "storage": f"{number(most.storage_rows_per_second)} rows/s, "
-            f"{size(most.storage_bytes_per_second)}/s, read in the order of the table",
+            "read": f"{number(most.storage_rows_per_second)} rows/s, "
+            f"{size(most.storage_bytes_per_second)}/s, in the order of the table",
             "one batch again and again": f"{number(most.repeated_rows_per_second)} rows/s: no "
             "trainer can get more here",
         }
     )
+    if report.held_in_memory:
+        print("\nrows are held in memory after the first pass, and are read no more")
     print(f"\n{report.stats}")

@@ -238,4 +238,6 @@ def _verify(options: argparse.Namespace) -> int:
         print(f"{found.differing:,} differences" + (", the first:" if found.differences else ""))
         for difference in found.differences:
             print(f"  {difference}")
+        if any(each.column is not None and each.row is None for each in found.differences):
+            print("an export comes after its table: destrier verify TABLE EXPORT")
     return 0 if found.equal else 1

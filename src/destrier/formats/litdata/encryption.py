@@ -50,7 +50,7 @@ class Cipher:
         except ImportError:
             raise MissingDependencyError(
                 "this dataset is encrypted; decrypting it needs cryptography: "
-                "pip install 'destrier[crypt]'"
+                "pip install '.[crypt]' in a clone"
             ) from None
         password = self.password.encode() if self.password else None
         if self.algorithm == "fernet":

@@ -175,7 +175,7 @@ def _hasher(algorithm: str, name: str) -> Any:
         except ImportError:
             raise MissingDependencyError(
                 f"the index has the {algorithm} of {name}, and check_hashes=True needs xxhash "
-                "for it: pip install 'destrier[mds]'"
+                "for it: pip install '.[mds]' in a clone"
             ) from None
         maker: Callable[[], Any] | None = getattr(xxhash, algorithm, None)
     elif algorithm in hashlib.algorithms_available and not algorithm.startswith("shake_"):

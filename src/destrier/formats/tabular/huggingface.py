@@ -160,7 +160,7 @@ def _configured(
     except ImportError:
         raise MissingDependencyError(
             f"{store.show(_README)} describes its files in YAML, which needs pyyaml: "
-            "pip install destrier[hf]"
+            "pip install '.[hf]' in a clone"
         ) from None
     try:
         configs = yaml.safe_load(text)["configs"]
