@@ -227,6 +227,20 @@ def test_plan_counts_reads_and_open_rows(capsys, tmp_path: Path):
     assert "read by" in shared["notes"][0]
 
 
+def test_a_plan_holds_what_a_loader_holds(capsys, tmp_path: Path):
+    path = tmp_path / "texts.lance"
+    texts = ["a" * 3000] * 2048  # that take next to nothing on disk
+    lance.write_dataset(pa.table({"text": texts, "id": range(2048)}), path)
+    sizes = ("--global-batch", 64, "--num-splits", 64, "--clump-size", 2, "--window", 2)
+    report = answer(capsys, "plan", path, *sizes)
+    order = {"num_splits": 64, "shuffle_clump_size": 2, "shuffle_window": 2}
+    with StreamingDataLoader(StreamingDataset(path, **order), batch_size=64) as loader:
+        next(iter(loader))
+        assert report["open_bytes"] == report["open_rows"] * loader._runner.row_bytes
+        assert report["held"] == loader._runner.held
+        assert loader._runner.row_bytes > 3000
+
+
 def test_plan_without_a_shuffle(capsys, table_path):
     report = answer(capsys, "plan", table_path, "--no-shuffle", "--global-batch", 10, "--step", 2)
     assert report["shares"][0]["rows"] == list(range(20, 30))

@@ -13,9 +13,10 @@ import torch
 from PIL import Image
 
 from destrier import Image as Wanted
-from destrier import StreamingDataLoader, StreamingDataset, jpeg
+from destrier import StreamingDataLoader, StreamingDataset, images, jpeg
 from destrier.errors import ArgumentError, DecodeError
 from destrier.images import decode_image, decode_images
+from destrier.memory import fresh
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -207,6 +208,49 @@ def test_images_of_several_sizes_stay_apart():
         with_pillow(file, "RGB").tobytes() for file in files
     ]
     assert pixels[5] is None
+
+
+def stacks_of(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shapes of the stacks that are asked for."""
+    asked: list[tuple[int, ...]] = []
+
+    def noted(shape: tuple[int, ...], dtype: object) -> np.ndarray:
+        asked.append(shape)
+        return fresh(shape, dtype)
+
+    monkeypatch.setattr(images, "fresh", noted)
+    return asked
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_no_memory_is_taken_for_as_many_as_the_first(kind, monkeypatch):
+    asked = stacks_of(monkeypatch)
+    files = [encoded(picture(240, 320), kind), *[encoded(picture(24, 32), kind)] * 9]
+    pixels, _ = decode_images(np.array(files, np.object_), Wanted())
+    assert [image.shape for image in pixels] == [(240, 320, 3), *[(24, 32, 3)] * 9]
+    assert asked == []
+
+
+def test_jpegs_that_differ_late_are_known_by_their_headers(monkeypatch):
+    asked = stacks_of(monkeypatch)
+    files = [encoded(picture(240, 320))] * 5 + [encoded(picture(24, 32))]
+    decode_images(np.array(files, np.object_), Wanted())
+    assert asked == []
+    decode_images(np.array(files[:5], np.object_), Wanted())
+    assert asked == [(5, 240, 320, 3)]
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_images_of_several_sizes_keep_no_others(kind):
+    sizes = [24, 24, 24, 25, 24]
+    files = [encoded(picture(height, 32, seed), kind) for seed, height in enumerate(sizes)]
+    files.insert(1, b"no image")
+    pixels, errors = decode_images(np.array(files, np.object_), Wanted())
+    assert list(errors) == [1]
+    assert pixels[1] is None
+    for image, file in zip(np.delete(pixels, 1), np.delete(files, 1), strict=True):
+        assert image.base is None or memoryview(image.base).nbytes == image.nbytes
+        assert image.tobytes() == with_pillow(file, "RGB").tobytes()
 
 
 def jpeg_table(path: Path, files: list[bytes]) -> Path:

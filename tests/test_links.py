@@ -29,6 +29,7 @@ from destrier import (
     StreamingDataset,
     open_table,
 )
+from destrier.errors import StorageError
 from destrier.files import Store
 from destrier.links import relinking
 from destrier.links.columns import delivered_columns, outside_row_bytes
@@ -316,6 +317,30 @@ def test_row_bytes_count_what_lies_outside_the_table(linked: Linked) -> None:
     plan = report_plan(stream, global_batch=16)
     assert plan.columns == ["id", "image"]
     assert plan.bytes_a_step > 16 * mean * 0.9
+
+
+def test_a_plan_needs_no_file_that_is_gone(linked: Linked) -> None:
+    for file in linked.files:
+        file.unlink()
+    stream = resolve_stream(open_table(linked.path), Settings(), global_batch=16)
+    plan = report_plan(stream, global_batch=16)
+    assert plan.columns == ["id", "image"]
+    assert [column.name for column in plan.cache] == ["id"]
+    assert plan.held_bytes > 0
+
+
+def test_a_plan_needs_no_storage_for_its_rows(
+    linked: Linked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = resolve_stream(open_table(linked.path), Settings(), global_batch=16)
+
+    def down(*_: Any) -> None:
+        raise StorageError("the storage is down")
+
+    monkeypatch.setattr(Reader, "read", down)
+    plan = report_plan(stream, global_batch=16)
+    assert [column.name for column in plan.cache] == ["id"]
+    assert plan.held_bytes > 0
 
 
 # ---- checks ---------------------------------------------------------------------------------

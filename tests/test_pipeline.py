@@ -1081,6 +1081,26 @@ def test_tensors_as_arrow_makes_them_are_tensors(tmp_path: Path) -> None:
     assert torch.equal(batch["x"], torch.from_numpy(values))
 
 
+def test_narrow_columns_may_have_any_name_and_lie_without_gaps() -> None:
+    values = {
+        "": pa.array([1, 2, 3], pa.int8()),
+        "f0": pa.array([1, 2, 3], pa.int64()),
+        "f1": pa.array([True, False, True]),
+        "x": pa.array([1, 2, 3], pa.int16()),
+        "y": pa.array([1, 2, 3], pa.float32()),
+    }
+    rows = rows_of(values)
+    pool = ColumnPool(rows.batch.schema)
+    pool.reserve(4)
+    pool.put(np.array([2, 0, 1]), rows)
+    taken = pool.take(np.array([2, 1]))
+    assert list(taken) == list(values)
+    assert [taken[name].values.tolist() for name in ("", "f0", "x", "y")] == [[1, 3]] * 4
+    assert taken["f1"].values.tolist() == [True, True]
+    assert taken["f0"].values.dtype == np.int64
+    assert pool._packed.itemsize == 1 + 8 + 1 + 2 + 4
+
+
 # ---- device -----------------------------------------------------------------------------------
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import pickle
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -18,6 +20,7 @@ import tables
 from destrier import IterationError, Stats, StreamingDataLoader, StreamingDataset
 from destrier.cli import main
 from destrier.stats import Stage
+from destrier.trace import Trace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -104,6 +107,38 @@ def test_loaders_of_one_dataset_count_for_themselves(table_path):
     assert first.stats().batches == STEPS
     assert second.stats() == Stats()
     assert dataset.bytes_loaded == first.stats().stages["read"].bytes > 0
+
+
+def test_counts_of_dropped_loaders_stay_with_the_dataset(table_path):
+    dataset = StreamingDataset(table_path, columns=COLUMNS)
+    read = 0
+    for _ in range(4):
+        with StreamingDataLoader(dataset, batch_size=100) as loader:
+            list(loader)
+        read += loader.stats().stages["read"].bytes
+        assert dataset.bytes_loaded == read > 0
+    del loader
+    gc.collect()
+    StreamingDataLoader(dataset, batch_size=100)
+    assert len(dataset._counts._parts) == 1
+    assert dataset.bytes_loaded == read
+
+
+def test_processor_time_counts_as_long_as_seconds_do(table_path):
+    with loader_of(table_path) as loader:
+        for done, _ in enumerate(loader):
+            if done == 2:
+                break
+        before = loader.stats()
+        until = time.process_time() + 0.05
+        while time.process_time() < until:
+            pass
+        after = loader.stats()
+        list(loader)
+        last = loader.stats()
+    assert before.cpu_seconds == after.cpu_seconds
+    assert before.seconds == after.seconds
+    assert last.cpu_seconds > after.cpu_seconds > 0
 
 
 def test_a_copy_counts_for_itself(table_path):
@@ -353,6 +388,35 @@ def test_two_traces_at_once_are_an_error(table_path, tmp_path):
     assert not (tmp_path / "two.json").exists()
 
 
+def test_a_trace_that_cannot_be_written_costs_no_run(table_path, tmp_path):
+    with loader_of(table_path) as loader:
+        with pytest.raises(FileNotFoundError), loader.trace(tmp_path / "none" / "trace.json"):
+            pytest.fail("the block was run")
+        with loader.trace(tmp_path / "trace.json"):
+            list(loader)
+    assert spans_of(tmp_path / "trace.json")[1]
+
+
+def test_an_error_in_the_block_is_not_hidden(table_path, tmp_path, monkeypatch):
+    def fails(_: Any) -> None:
+        raise ZeroDivisionError
+
+    path = tmp_path / "trace.json"
+    with loader_of(table_path) as loader:
+        with pytest.raises(ZeroDivisionError), loader.trace(path):
+            list(map(fails, loader))
+        assert "next" in {span["name"] for span in spans_of(path)[1]}
+
+        def full(*_: Any) -> None:
+            raise OSError("no space")
+
+        monkeypatch.setattr(Trace, "write", full)
+        with pytest.raises(ZeroDivisionError), loader.trace(path):
+            raise ZeroDivisionError
+        with pytest.raises(OSError, match="no space"), loader.trace(path):
+            pass
+
+
 # ---- one batch again and again --------------------------------------------------------------
 
 
@@ -452,6 +516,25 @@ def test_bench_for_people(capsys, table_path, tmp_path):
     assert {span["name"] for span in spans_of(path)[1]} >= {"read", "gather", "finish", "next"}
 
 
+@pytest.fixture
+def _own_path(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+@pytest.mark.usefixtures("_own_path")
+def test_a_process_of_bench_imports_from_the_current_folder(
+    capsys, table_path, tmp_path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "mine_for_a_process.py").write_text("def same(batch):\n    return batch\n")
+    monkeypatch.chdir(tmp_path)
+    report = answer(
+        *(capsys, table_path, "--columns", "id", "--batch-size", 100, "--num-workers", 1),
+        *("--transform", "mine_for_a_process:same"),
+    )
+    assert "transform" in report["stats"]["stages"]
+
+
+@pytest.mark.usefixtures("_own_path")
 def test_bench_decodes_and_transforms(capsys, tmp_path, monkeypatch: pytest.MonkeyPatch):
     import io
 

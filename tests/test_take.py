@@ -87,6 +87,9 @@ def test_other_addresses_are_left_alone(uri: str) -> None:
         ("disk / ext4 rw 0 0\nserver:/x /data nfs4 rw 0 0\n", False),
         ("server:/x / nfs4 rw 0 0\ndisk /data xfs rw 0 0\n", True),
         ("disk / ext4 rw 0 0\nserver:/x /dat nfs4 rw 0 0\n", True),
+        ("disk / ext4 rw 0 0\nserver:/x /da\\040ta nfs4 rw 0 0\n", True),
+        ("disk / ext4 rw 0 0\nserver:/x /data nfs4 rw 0 0\ndisk /data ext4 rw 0 0\n", True),
+        ("disk / ext4 rw 0 0\ndisk /data xfs rw 0 0\nserver:/x /data nfs4 rw 0 0\n", False),
         ("", False),
     ],
 )
@@ -98,6 +101,15 @@ def test_only_disks_of_the_machine_are_polled(
     monkeypatch.setattr(uring, "_MOUNTS", str(file))
     monkeypatch.setattr(uring, "_allowed", lambda: True)
     assert (uring.uring_uri("/data/t.lance") is not None) is allowed
+
+
+def test_mount_points_may_have_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "mounts"
+    file.write_text("disk / ext4 rw 0 0\nserver:/x /my\\040data\\134 nfs4 rw 0 0\n")
+    monkeypatch.setattr(uring, "_MOUNTS", str(file))
+    monkeypatch.setattr(uring, "_allowed", lambda: True)
+    assert uring.uring_uri("/my data\\/t.lance") is None
+    assert uring.uring_uri("/my data/t.lance") is not None
 
 
 def test_without_a_ring_tables_are_read_all_the_same(

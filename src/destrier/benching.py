@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from destrier.dataset import StreamingDataset
+from destrier.decode import Decode
 from destrier.loader import StreamingDataLoader
 from destrier.read import Reader
 from destrier.report import blob_columns
@@ -80,7 +81,7 @@ def bench(
     *,
     batch_size: int,
     seconds: float,
-    decode: Mapping[str, str] | None = None,
+    decode: Decode | None = None,
     transform: Callable[..., Any] | None = None,
     num_workers: int = 0,
     trace: str | os.PathLike[str] | None = None,

@@ -7,7 +7,8 @@ import threading
 import time
 import weakref
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from operator import add
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,6 +41,30 @@ class Sums(NamedTuple):
     bytes: int = 0
 
 
+class _Tally:
+    """The sums themselves, which may outlive who adds to them."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.sums: dict[str, float] = defaultdict(float)
+        self.stages: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0, 0, 0])
+
+    def sum(self, name: str) -> float:
+        return self.sums.get(name, 0)
+
+    def stage(self, name: str) -> Sums:
+        with self.lock:
+            return Sums(*self.stages.get(name, ()))
+
+    def take_in(self, other: _Tally) -> None:
+        """Add what another has, to which nothing is added any longer."""
+        with self.lock:
+            for name, amount in other.sums.items():
+                self.sums[name] += amount
+            for name, sums in other.stages.items():
+                self.stages[name] = [*map(add, self.stages[name], sums)]
+
+
 class Counts:
     """Sums that threads add to: of each stage, and others by name.
 
@@ -47,28 +72,38 @@ class Counts:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._sums: dict[str, float] = {}
-        self._stages: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0, 0, 0])
-        self._parts: list[Counts] = []
+        self.tally = _Tally()
+        self._parts_lock = threading.Lock()
+        self._parts: list[tuple[weakref.ref[Counts], _Tally]] = []
         self._early: dict[str, float] | None = None
-        self._cpu_began: float | None = None
+        self._cpu_began = 0.0
         self.queued = 0  # batches that were ready, summed over the times that one was asked for
         self.trace: Trace | None = None
 
     def part(self) -> Counts:
-        """Counts whose sums are also part of these."""
+        """Counts whose sums are also part of these, and stay so when they are dropped."""
         part = Counts()
-        self._parts.append(part)
+        self._adopt([part])
         return part
+
+    def _adopt(self, parts: list[Counts]) -> None:
+        with self._parts_lock:
+            kept = []
+            for part, tally in self._parts:
+                if part() is None:
+                    self.tally.take_in(tally)
+                else:
+                    kept.append((part, tally))
+            self._parts = kept + [(weakref.ref(part), part.tally) for part in parts]
 
     def add(self, name: str, amount: float) -> None:
         """Add to a sum."""
-        with self._lock:
-            self._sums[name] = self._sums.get(name, 0) + amount
+        with self.tally.lock:
+            self.tally.sums[name] += amount
 
     def __getitem__(self, name: str) -> float:
-        return self._sums.get(name, 0) + sum(part[name] for part in self._parts)
+        with self._parts_lock:
+            return sum(tally.sum(name) for tally in self._tallies())
 
     def done(
         self,
@@ -94,8 +129,8 @@ class Counts:
             The time now, at which another span may begin.
         """
         now = time.perf_counter()
-        with self._lock:
-            sums = self._stages[stage]
+        with self.tally.lock:
+            sums = self.tally.stages[stage]
             sums[0] += now - began
             sums[2] += 1
             sums[3] += rows
@@ -120,14 +155,15 @@ class Counts:
         Returns:
             The time now.
         """
-        self._stages["train"][0] += asked - given  # by one thread only
+        self.tally.stages["train"][0] += asked - given  # by one thread only
         trace = self.trace
         if trace is not None:
             trace.add("train", given, asked, 0, 0, step)
         now = self.done("next", asked, rows=rows, size=size, step=step)
+        self.count_cpu()
         if self._early is None:
-            with self._lock:
-                self._early = {name: sums[0] for name, sums in self._stages.items()}
+            with self.tally.lock:
+                self._early = {name: sums[0] for name, sums in self.tally.stages.items()}
         return now
 
     @contextlib.contextmanager
@@ -141,34 +177,34 @@ class Counts:
 
     def stage(self, name: str) -> Sums:
         """What a stage has done so far."""
-        with self._lock:
-            own = Sums(*self._stages.get(name, ()))
-        return Sums(*map(sum, zip(own, *(part.stage(name) for part in self._parts), strict=True)))
+        with self._parts_lock:
+            found = [tally.stage(name) for tally in self._tallies()]
+        return Sums(*map(sum, zip(*found, strict=True)))
+
+    def _tallies(self) -> list[_Tally]:
+        return [self.tally, *(tally for _, tally in self._parts)]
 
     def early(self, stage: str) -> float:
         """Seconds of a stage until the first batch was out."""
         return (self._early or {}).get(stage, 0.0)
 
     def enter(self) -> None:
-        """Count the processor time of this process from now on."""
-        if self._cpu_began is None:
-            self._cpu_began = time.process_time()
+        """Begin an epoch: processor time of this process counts from now on."""
+        self._cpu_began = time.process_time()
 
-    def leave(self) -> None:
-        """Count it no longer."""
-        if self._cpu_began is not None:
-            self.add("cpu_seconds", time.process_time() - self._cpu_began)
-            self._cpu_began = None
+    def count_cpu(self) -> None:
+        """Add the processor time since the last call, or since the epoch began."""
+        now = time.process_time()
+        self.add("cpu_seconds", now - self._cpu_began)
+        self._cpu_began = now
 
-    @property
-    def cpu_seconds(self) -> float:
-        """Processor time of this process between `enter` and `leave`, or until now."""
-        running = 0.0 if self._cpu_began is None else time.process_time() - self._cpu_began
-        return self["cpu_seconds"] + running
-
-    def __reduce__(self) -> tuple[type[Counts], tuple[()], dict[str, Any]]:
+    def __reduce__(self) -> tuple[type[Counts], tuple[()], list[Counts]]:
         # A copy in another process counts for itself.
-        return Counts, (), {"_parts": self._parts}
+        parts = [part() for part, _ in self._parts]
+        return Counts, (), [part for part in parts if part is not None]
+
+    def __setstate__(self, parts: list[Counts]) -> None:
+        self._adopt(parts)
 
 
 class Consumer(Protocol):

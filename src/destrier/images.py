@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from destrier.check import integer
 from destrier.errors import ArgumentError
-from destrier.jpeg import decode_jpeg, scale_of
+from destrier.jpeg import decode_jpeg, jpeg_size, scale_of
 from destrier.memory import fresh
 
 __all__ = ["Image", "decode_image", "decode_images"]
@@ -65,30 +65,57 @@ def decode_images(values: NDArray[Any], wanted: Image) -> tuple[NDArray[Any], di
         wanted: How they are decoded.
 
     Returns:
-        Where all have one size and none is null, an array of shape (rows, height, width, channels)
-        that they were decoded into. Else one of objects: arrays of shape (height, width, channels),
-        and None. And by place what is wrong with those that could not be decoded, whose pixels are
-        of no use.
+        Where two or more were decoded, all have one size by their headers, too, and none is null,
+        an array of shape (rows, height, width, channels). Else one of objects: arrays of shape
+        (height, width, channels) with memory of their own, and None. And by place what is wrong
+        with those that could not be decoded, whose pixels are of no use.
     """
     images = np.empty(len(values), np.object_)
     errors: dict[int, str] = {}
     stack: NDArray[np.uint8] | None = None
-    one_size = True
+    first: NDArray[np.uint8] | None = None
+    stackable = _may_have_one_size(values, wanted.at_least)
     for i, data in enumerate(values):
         if data is None:
-            one_size = False
             continue
         try:
-            image = decode_image(data, wanted, stack[i] if one_size and stack is not None else None)
+            image = decode_image(data, wanted, None if stack is None else stack[i])
         except ValueError as error:
             errors[i] = str(error)
             continue
-        if stack is None:
-            stack = fresh((len(values), *image.shape), np.uint8)
-            stack[i] = image
-        one_size = one_size and image.shape == stack.shape[1:]
         images[i] = image
-    return (stack if one_size and stack is not None else images), errors
+        if first is None:
+            first = image
+        elif image.shape != first.shape:
+            stackable = False
+            if stack is not None:
+                stack = None
+                _part(images[:i])
+        elif stackable and stack is None:
+            stack = fresh((len(values), *image.shape), np.uint8)
+            _move(images[: i + 1], stack)
+    return (images if stack is None else stack), errors
+
+
+def _move(images: NDArray[Any], stack: NDArray[np.uint8]) -> None:
+    for i, image in enumerate(images):
+        if image is not None:
+            stack[i] = image
+            images[i] = stack[i]
+
+
+def _part(images: NDArray[Any]) -> None:
+    """Copy images out of their stack, of which a view would keep the whole."""
+    for i, image in enumerate(images):
+        if image is not None:
+            images[i] = image.copy()
+
+
+def _may_have_one_size(values: NDArray[Any], at_least: tuple[int, int] | None) -> bool:
+    """Whether no value is null and no two say in their headers that they differ."""
+    if any(data is None for data in values):
+        return False
+    return len({jpeg_size(data, at_least) for data in values} - {None}) <= 1
 
 
 def decode_image(

@@ -144,6 +144,7 @@ class LoaderIterator:
 
     def __init__(self, loader: StreamingDataLoader) -> None:
         self._counts = loader._counts
+        self._counts.enter()
         began = time.perf_counter()
         older = loader._live
         if older is not None:
@@ -164,7 +165,6 @@ class LoaderIterator:
         self.share_rows = self._shares.largest
         dataset._live = weakref.ref(self)
         self._index = -1
-        self._counts.enter()
         self._given = self._counts.done("start", began)  # when the trainer got something last
 
     def __iter__(self) -> LoaderIterator:
@@ -203,6 +203,7 @@ class LoaderIterator:
             raise
         if delivery.index < 0:
             self._counts.done("end", self._given)
+            self._counts.count_cpu()
             self.end("")
             dataset._position = dataset._position.ended()
             raise StopIteration
@@ -240,6 +241,5 @@ class LoaderIterator:
         """Close the iterator; with a reason, using it further is an error."""
         if self._loader is not None:
             self._loader.dataset._leave(self)
-            self._counts.leave()
         self._loader = None
         self._why = why

@@ -16,7 +16,7 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["decode_jpeg", "scale_of"]
+__all__ = ["decode_jpeg", "jpeg_size", "scale_of"]
 
 _SPACES = {("RGB", 3): "RGB", ("RGB", 1): "RGB", ("RGBA", 3): "RGBA", ("RGBA", 1): "RGBA"}
 _SPACES["L", 1] = "GRAY"  # Pillow has a formula of its own for the gray of colours
@@ -67,6 +67,15 @@ def decode_jpeg(
     except ValueError:
         return None  # Pillow decodes some that libjpeg warns of, and says what is wrong with others
     return out if decoded.shape == shape else None
+
+
+def jpeg_size(data: bytes, at_least: tuple[int, int] | None) -> tuple[int, int] | None:
+    """Height and width of a decoded ordinary JPEG, by its header; None for all else."""
+    header = _read_header(data)
+    if header is None:
+        return None
+    scale = scale_of(header.height, header.width, at_least)
+    return -(-header.height // scale), -(-header.width // scale)
 
 
 def scale_of(height: int, width: int, at_least: tuple[int, int] | None) -> int:

@@ -6,7 +6,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +100,8 @@ class StreamingDataLoader:
         with_index: Add ``sample_index`` and ``row_offset``. None is the dataset's.
         repeat_batch: Deliver the first batch again and again, to see how fast training were if
             loading took no time. Lengths, epochs and states go on as usual, so that the training
-            script runs as it is; keep nothing that it has learned.
+            script runs as it is; keep nothing that it has learned. The same tensors come again:
+            a batch that the script changes in place stays changed.
 
     Attributes:
         dataset: The dataset.
@@ -344,7 +345,7 @@ class StreamingDataLoader:
         stages and their steps, rows and bytes. Some hundred bytes a batch are kept until the end.
 
         Args:
-            path: Of a JSON file, which is replaced.
+            path: Of a JSON file, which is replaced when the block begins.
 
         Raises:
             IterationError: If the loader is being traced already.
@@ -357,12 +358,19 @@ class StreamingDataLoader:
         """
         if self._counts.trace is not None:
             raise IterationError(f"this loader is being traced already, so not to {path}")
+        file = open(path, "w", encoding="utf-8")  # noqa: SIM115
         trace = self._counts.trace = Trace()
         try:
             yield
+        except BaseException:
+            with suppress(OSError), file:  # the body's error says more
+                trace.write(file)
+            raise
+        else:
+            with file:
+                trace.write(file)
         finally:
             self._counts.trace = None
-            trace.write(path)
 
     # ---- the state ------------------------------------------------------------------------------
 
@@ -417,7 +425,6 @@ class StreamingDataLoader:
         if self._runner is not None and wait:
             self._runner.stop(wait=True)
         self._runner = self._workers = self._repeated = None
-        self._counts.leave()
 
     def __enter__(self) -> Self:
         return self

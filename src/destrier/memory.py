@@ -28,7 +28,14 @@ def fresh(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
 
 
 def gather(values: NDArray[Any], index: Ints) -> NDArray[Any]:
-    """Copy the rows at ``index``, all of which there are."""
+    """Copy some rows.
+
+    Args:
+        values: An array of rows.
+        index: Places of rows, each from 0 to ``len(values) - 1``. That is not checked, since it
+            would take up to half as long as to copy: in place of a row that is not there comes the
+            first or last one, or an error where the result is small.
+    """
     shape = (len(index), *values.shape[1:])
     if values.dtype == np.object_ or math.prod(shape) * values.itemsize < _LARGE:
         return np.take(values, index, axis=0)

@@ -82,12 +82,13 @@ class ColumnPool:
     def __init__(self, schema: pa.Schema) -> None:
         self.capacity = 0
         empty = {field.name: from_arrow(empty_array(field.type)) for field in schema}
-        narrow = [name for name, column in empty.items() if _is_narrow(column)]
-        self._narrow = narrow if len(narrow) > 1 else []
-        self._values = {n: c.values for n, c in empty.items() if n not in self._narrow}
-        # From the widest kind of number to the narrowest there are no gaps between them.
-        widest = sorted(self._narrow, key=lambda name: -empty[name].values.dtype.alignment)
-        fields = [(n, empty[n].values.dtype, empty[n].values.shape[1:]) for n in widest]
+        narrow = {name: c.values for name, c in empty.items() if _is_narrow(c)}
+        # In this order nothing lies between two of them.
+        packed = sorted(narrow, key=lambda name: narrow[name].dtype.alignment, reverse=True)
+        # numpy has no field of the name "", which a column may have.
+        self._fields = {n: f"f{i}" for i, n in enumerate(packed)} if len(packed) > 1 else {}
+        self._values = {n: c.values for n, c in empty.items() if n not in self._fields}
+        fields = [(f, narrow[n].dtype, narrow[n].shape[1:]) for n, f in self._fields.items()]
         self._packed = np.empty(0, np.dtype(fields, align=True))
         self._names = schema.names
         self._valid: dict[str, NDArray[np.bool_]] = {}
@@ -117,8 +118,8 @@ class ColumnPool:
             column = from_arrow(rows.batch.column(i))
             if index is not None:
                 column = take(column, index)
-            if name in self._narrow:
-                packed[name] = column.values
+            if name in self._fields:
+                packed[self._fields[name]] = column.values
             else:
                 self._values[name][where] = column.values
             valid = self._valid.get(name)
@@ -126,7 +127,7 @@ class ColumnPool:
                 valid = self._valid[name] = np.ones(self.capacity, np.bool_)
             if valid is not None:
                 valid[where] = True if column.valid is None else column.valid
-        if self._narrow and not isinstance(where, slice):
+        if self._fields and not isinstance(where, slice):
             self._packed[where] = packed
 
     def free(self, start: int, stop: int) -> None:
@@ -137,11 +138,11 @@ class ColumnPool:
 
     def take(self, places: Ints) -> Columns:
         """One `numpy.take` a wide column, and one for all narrow ones."""
-        packed = np.take(self._packed, places) if self._narrow else self._packed
+        packed = np.take(self._packed, places) if self._fields else self._packed
         columns: Columns = {}
         for name in self._names:
-            if name in self._narrow:
-                values = np.ascontiguousarray(packed[name])
+            if name in self._fields:
+                values = np.ascontiguousarray(packed[self._fields[name]])
             else:
                 values = gather(self._values[name], places)
             valid = self._valid.get(name)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from destrier.caching.advice import CachedColumn, report_cache
-from destrier.errors import ArgumentError, DestrierWarning
+from destrier.errors import ArgumentError, DestrierWarning, StorageError
 from destrier.keyed import Ints
 from destrier.links.columns import outside_row_bytes
 from destrier.plan import Steps, check_batch
@@ -19,6 +19,7 @@ from destrier.read import Reader
 from destrier.runner import (
     DEFAULT_PREFETCH_BYTES,
     chosen_columns,
+    measured_row_bytes,
     read_row_bytes,
 )
 from destrier.schedule import Held, Schedule, choose_held, open_rows
@@ -219,7 +220,8 @@ class PlanReport:
         deff: Variance of the mean of a batch over that of a uniform order, by the rule in
             `design_effect`; None where nothing is shuffled.
         deff_successive: The same of 16 successive batches.
-        cache: What ``cache_dir=`` would keep of each column.
+        cache: What ``cache_dir=`` would keep of each column, without those whose rows must be read
+            to tell and cannot be.
     """
 
     table: str
@@ -360,7 +362,11 @@ class _Plan:
             Steps(stream.count, 0, global_batch, stream.num_splits, Topology(rank, world_size))
             for rank in range(world_size)
         ]
-        self.row_bytes = read_row_bytes(stream, Reader(stream.table, columns))
+        reader = Reader(stream.table, columns)
+        try:
+            self.row_bytes = measured_row_bytes(stream, reader, columnar=True)
+        except StorageError:  # what a plan says of the order needs no rows
+            self.row_bytes = read_row_bytes(stream, reader)
 
     @cached_property
     def stored_row_bytes(self) -> float:

@@ -36,6 +36,7 @@ __all__ = [
     "Runner",
     "agree",
     "chosen_columns",
+    "measured_row_bytes",
     "owned_rows",
     "read_row_bytes",
 ]

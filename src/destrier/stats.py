@@ -203,7 +203,7 @@ def measured(counts: Counts, *, threads: int, ready: int) -> Stats:
         seconds=sum(counts.stage(name).seconds for name in ("start", "next", "train", "end")),
         first_batch_seconds=counts.early("start") + counts.early("next"),
         waited_seconds=sum(waited.values()),
-        cpu_seconds=counts.cpu_seconds,
+        cpu_seconds=counts["cpu_seconds"],
         threads=threads,
         ready=ready,
         mean_ready=_ratio(counts.queued, given.spans),

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 __all__ = ["Trace"]
 
@@ -26,7 +25,7 @@ class Trace:
         # One append, so that threads need no lock.
         self._spans.append((thread.ident or 0, thread.name, stage, began, ended, rows, size, step))
 
-    def write(self, path: str | os.PathLike[str]) -> None:
+    def write(self, file: TextIO) -> None:
         """Write the spans so far.
 
         Raises:
@@ -67,5 +66,4 @@ class Trace:
             }
             for (_, thread), track in tracks.items()
         ]
-        text = json.dumps({"traceEvents": names + events, "displayTimeUnit": "ms"})
-        Path(path).write_text(text, "utf-8")
+        file.write(json.dumps({"traceEvents": names + events, "displayTimeUnit": "ms"}))

@@ -23,6 +23,7 @@ _PARAMS_BYTES = 120
 _SPECIAL = re.compile(r"[%?#]")
 _OFF = ("0", "false", "no", "off")
 _MOUNTS = "/proc/self/mounts"
+_ESCAPED = re.compile(r"\\([0-7]{3})")  # white space and backslashes in it
 _OWN_DISKS = {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"}
 
 
@@ -53,12 +54,13 @@ def _file_system(path: str) -> str | None:
             mounts = [line.split()[1:3] for line in file]
     except OSError:
         return None
-    found = [
-        (len(point), kind)
-        for point, kind in mounts
-        if point in ("/", path) or path.startswith(f"{point}/")
-    ]
-    return max(found)[1] if found else None
+    longest, found = 0, None
+    for escaped, kind in mounts:
+        point = _ESCAPED.sub(lambda code: chr(int(code[1], 8)), escaped)
+        # Of two mounts at one point the later hides the other.
+        if len(point) >= longest and (point in ("/", path) or path.startswith(f"{point}/")):
+            longest, found = len(point), kind
+    return found
 
 
 @cache

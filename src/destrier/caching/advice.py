@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from destrier.caching.blocks import Density, block_rows, least_density
+from destrier.errors import ReadError, StorageError
 from destrier.read import Reader
 from destrier.selection import RowList
 from destrier.table import Table
@@ -34,16 +35,23 @@ class CachedColumn:
 
 
 def report_cache(table: Table, rows: RowList, columns: list[str]) -> list[CachedColumn]:
-    """Decide for each column; rows are read where the type does not say how wide values are."""
+    """Decide for each column.
+
+    Rows are read where the type does not say how wide values are; a column is left out if that
+    fails.
+    """
     density = Density(rows, table.num_rows)
     found = []
     for name in columns:
         reader = Reader(table, [name])
-        size = block_rows(
-            reader.schema.field(name).type,
-            table.num_rows,
-            lambda places, reader=reader: reader.read(places).batch.column(0),  # type: ignore[misc]
-        )
+        try:
+            size = block_rows(
+                reader.schema.field(name).type,
+                table.num_rows,
+                lambda places, reader=reader: reader.read(places).batch.column(0),  # type: ignore[misc]
+            )
+        except (ReadError, StorageError):
+            continue
         wanted = density.of(size, np.arange(-(-table.num_rows // size)))
         least = least_density(size)
         kept = int((wanted >= least).sum())

@@ -89,13 +89,11 @@ def _decode(text: str) -> tuple[str, str]:
 def _transform(text: str) -> Callable[..., Any]:
     """Import a function, from the folder that the command is run in too."""
     module, _, name = text.partition(":")
-    sys.path.insert(0, os.getcwd())
+    sys.path.insert(0, os.getcwd())  # for good: worker processes import it by the same path
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ArgumentError(f"--transform {text}: {error}; the form is MODULE:FUNCTION") from error
-    finally:
-        sys.path.remove(os.getcwd())
     if not callable(found):
         raise ArgumentError(f"--transform {text} is a {type(found).__name__}, not a function")
     called: Callable[..., Any] = found

@@ -116,7 +116,8 @@ def _print_plan(report: PlanReport) -> None:
             "held": _HELD[report.held].format(size(report.held_bytes))
             + " (by a loader of columns with the default prefetch_bytes)",
             "deff": _effects(report),
-            "with cache_dir=": "; ".join(map(_kept, report.cache)),
+            "with cache_dir=": "; ".join(map(_kept, report.cache))
+            or "unknown: rows cannot be read",
         }
     )
     print(f"\nstep {report.step} of epoch {report.epoch}, row offsets of each rank:")
