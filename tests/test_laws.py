@@ -431,7 +431,6 @@ def test_every_rank_has_the_same_state_which_serves_all(kind: battery.Kind, face
         assert read(kind, stream) == whole[2:]
 
 
-@pytest.mark.usefixtures("held")
 def test_five_hops_equal_none(kind: battery.Kind, face: str) -> None:
     with opened(face, kind, batch=60) as stream:
         state = stream.state_dict()

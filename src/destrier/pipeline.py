@@ -188,8 +188,9 @@ class Pipeline:
 
     @property
     def alive(self) -> bool:
-        """Whether the driving thread still runs."""
-        return self._driver.is_alive()
+        """Whether any of its threads still runs."""
+        pools = (self._readers, self._finishers)
+        return self._driver.is_alive() or any(pool.alive for pool in pools if pool is not None)
 
     def join(self, until: float | None = None) -> None:
         """Wait until the threads of a stopped pipeline have ended, or `time.monotonic` is late."""

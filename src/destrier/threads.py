@@ -53,6 +53,11 @@ class Threads:
         for _ in self._threads:
             self._calls.put(None)
 
+    @property
+    def alive(self) -> bool:
+        """Whether any of the threads still runs."""
+        return any(thread.is_alive() for thread in self._threads)
+
     def join(self, until: float | None = None) -> None:
         """Wait for the threads of a stopped pool, until `time.monotonic` says so at most."""
         for thread in self._threads:
