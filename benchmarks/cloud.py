@@ -217,15 +217,9 @@ def upload(paths: dict[str, Path], port: int) -> None:
     """Copy folders into the bucket."""
     import pyarrow.fs as pafs
 
-    from seaweed import BUCKET, SECRET, USER
+    from seaweed import BUCKET, file_system
 
-    store = pafs.S3FileSystem(
-        access_key=USER,
-        secret_key=SECRET,
-        endpoint_override=f"127.0.0.1:{port}",
-        scheme="http",
-        region="us-east-1",
-    )
+    store = file_system(port)
     for name, path in paths.items():
         pafs.copy_files(str(path), f"{BUCKET}/{name}", destination_filesystem=store)
 

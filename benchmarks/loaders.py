@@ -331,6 +331,16 @@ def peer_batches(load: Workload, loader: Iterable[Any]) -> Iterator[Batch]:
         yield np.asarray(batch["label"]), batch
 
 
+def peer_options(job: Job) -> dict[str, Any]:
+    """What the loaders of litdata and streaming, which are torch's, are made with."""
+    return {
+        "batch_size": job.workload.batch,
+        "num_workers": job.case.workers,
+        "drop_last": True,
+        "persistent_workers": job.case.workers > 0,
+    }
+
+
 def litdata(job: Job) -> Build:
     """Chunks of 64 MB, mapped in place; shuffled chunks, and blocks of 256 rows inside them."""
     peer_setup()
@@ -347,13 +357,7 @@ def litdata(job: Job) -> Build:
         dataset = StreamingDataset(
             job.path, shuffle=True, drop_last=True, seed=job.seed + 42, **options
         )
-        loader = StreamingDataLoader(
-            dataset,
-            batch_size=load.batch,
-            num_workers=job.case.workers,
-            drop_last=True,
-            persistent_workers=job.case.workers > 0,
-        )
+        loader = StreamingDataLoader(dataset, **peer_options(job))
         yield from peer_batches(load, loader)
 
     return build
@@ -382,13 +386,7 @@ def mosaic(job: Job) -> Build:
             shuffle_algo="py1e",
             shuffle_seed=job.seed,
         )
-        loader = StreamingDataLoader(
-            dataset,
-            batch_size=load.batch,
-            num_workers=job.case.workers,
-            drop_last=True,
-            persistent_workers=job.case.workers > 0,
-        )
+        loader = StreamingDataLoader(dataset, **peer_options(job))
         yield from peer_batches(load, loader)
 
     return build

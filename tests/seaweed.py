@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyarrow.fs as pafs
 
@@ -61,15 +62,20 @@ def seaweed(folder: Path) -> Iterator[int]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _wait(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    store = pafs.S3FileSystem(
+def file_system(port: int, **options: Any) -> pafs.S3FileSystem:
+    """The server, as pyarrow opens it."""
+    return pafs.S3FileSystem(
         access_key=USER,
         secret_key=SECRET,
         endpoint_override=f"127.0.0.1:{port}",
         scheme="http",
         region="us-east-1",
-        retry_strategy=pafs.AwsStandardS3RetryStrategy(max_attempts=1),
+        **options,
     )
+
+
+def _wait(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    store = file_system(port, retry_strategy=pafs.AwsStandardS3RetryStrategy(max_attempts=1))
     until = time.monotonic() + _SECONDS
     while True:
         try:

@@ -36,7 +36,8 @@ class Takes:
 
     def __init__(self, table: Table) -> None:
         self.table = table
-
+        # Fragments cannot give the descriptions of blobs.
+        self._blobs = {field.name for field in table.schema if is_blob(field)}
         rows = [fragment.metadata.num_rows for fragment in table.dataset.get_fragments()]
         # Where each fragment begins, and one past the last row.
         self._bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(rows, dtype=np.int64)])
@@ -92,9 +93,12 @@ class Takes:
         return read()
 
     def _pieces(self, offsets: Ints, names: list[str]) -> Iterator[pa.Table]:
-        # Fragments cannot give the descriptions of blobs.
-        whole = any(is_blob(self.table.schema.field(name)) for name in names)
-        if whole or self.table.remote or offsets[0] < 0 or offsets[-1] >= self._bounds[-1]:
+        if (
+            not self._blobs.isdisjoint(names)
+            or self.table.remote
+            or offsets[0] < 0
+            or offsets[-1] >= self._bounds[-1]
+        ):
             yield self.table.bulk.take(pa.array(offsets), columns=names)
             return
         first = int(np.searchsorted(self._bounds, offsets[0], side="right")) - 1
