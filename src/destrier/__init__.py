@@ -44,6 +44,7 @@ if _TYPE_CHECKING:
     from destrier.jobs.optimizing import ALL_DONE, optimize
     from destrier.links.relinking import relink
     from destrier.loader import StreamingDataLoader
+    from destrier.mixture import Mixture, cycle
     from destrier.order import Order
     from destrier.permutation import Permutation
     from destrier.stats import Stats
@@ -65,6 +66,7 @@ __all__ = [
     "LinkError",
     "MissingDependencyError",
     "MissingKeyError",
+    "Mixture",
     "Order",
     "Permutation",
     "PermutationBuilder",
@@ -85,6 +87,7 @@ __all__ = [
     "add_columns",
     "append",
     "convert",
+    "cycle",
     "delete",
     "export",
     "get",
@@ -124,6 +127,8 @@ _PLACES = {
     "optimize": "jobs.optimizing",
     "relink": "links.relinking",
     "StreamingDataLoader": "loader",
+    "Mixture": "mixture",
+    "cycle": "mixture",
     "Order": "order",
     "Permutation": "permutation",
     "Stats": "stats",

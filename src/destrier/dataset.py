@@ -17,8 +17,8 @@ from destrier.rows import OnTransformError
 from destrier.runner import (
     DEFAULT_PREFETCH_BYTES,
 )
-from destrier.state import State, check_state
-from destrier.stream import Settings, TableStream, check_table, resolve_stream
+from destrier.state import State, check_state, expanded
+from destrier.stream import OneOf, Settings, TableStream, check_table, resolve_stream
 from destrier.streaming import Streaming
 from destrier.table import Table, open_table
 
@@ -220,6 +220,9 @@ class StreamingDataset(Streaming):
         settings = self._adopted or self._settings
         return resolve_stream(self._table, settings, global_batch=batch, multiple=multiple)
 
+    def _as_source(self, one_of: OneOf) -> TableStream:
+        return resolve_stream(self._table, self._adopted or self._settings, one_of=one_of)
+
     def permutation(self, epoch: int | None = None) -> Permutation:
         """Write an epoch's order down: streaming the result gives the same samples.
 
@@ -237,7 +240,12 @@ class StreamingDataset(Streaming):
 
     # ---- the state ------------------------------------------------------------------------------
 
-    def _adopt(self, state: Mapping[str, Any], batch: int | None) -> Callable[[], TableStream]:
+    def _adopt_brief(self, brief: Any, batch: int | None) -> tuple[TableStream, Callable[[], None]]:
+        return self._adopt(expanded(brief), batch)
+
+    def _adopt(
+        self, state: Mapping[str, Any], batch: int | None
+    ) -> tuple[TableStream, Callable[[], None]]:
         checked = check_state(state)
         settings = self._settings.adopt(checked)
         table = self._table
@@ -251,11 +259,10 @@ class StreamingDataset(Streaming):
             raise StateError(f"the state does not fit {table.name}: {error}") from error
         stream.check_plan(checked)
 
-        def take_up() -> TableStream:
+        def take_up() -> None:
             self._table, self._adopted = table, settings
-            return stream
 
-        return take_up
+        return stream, take_up
 
     def _table_of(self, state: State) -> Table:
         """The table at the version of a state."""

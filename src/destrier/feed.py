@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -80,6 +80,10 @@ class FeedOptions:
     worker: Worker = ONLY_WORKER
     counts: Counts | None = None
     cache: CacheFolder | None = None
+
+    def of_source(self, *, own_rows: int, prefetch_bytes: int) -> FeedOptions:
+        """For one of several tables: its part of the memory, and of what is delivered."""
+        return replace(self, batch=None, own_rows=own_rows, prefetch_bytes=max(1, prefetch_bytes))
 
 
 class RowReader(Protocol):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -19,6 +19,7 @@ __all__ = [
     "REMAINDERS",
     "Cycles",
     "Remainder",
+    "Routes",
     "Shares",
     "Steps",
     "check_batch",
@@ -29,6 +30,24 @@ __all__ = [
 
 Remainder: TypeAlias = Literal["drop", "keep", "pad"]
 REMAINDERS = ("drop", "keep", "pad")
+
+
+class Routes(NamedTuple):
+    """Where samples come from.
+
+    Attributes:
+        leaf: The number of each one's table.
+        sample: Its sample there, counted over the epochs of that table.
+        lane: The split of the table's order that serves it.
+    """
+
+    leaf: Ints
+    sample: Ints
+    lane: Ints
+
+    def at(self, places: Ints) -> Routes:
+        """Some of them."""
+        return Routes(self.leaf[places], self.sample[places], self.lane[places])
 
 
 class Shares(Protocol):
@@ -183,6 +202,10 @@ class Steps:
     def _patterns(self) -> dict[tuple[int, int], Ints]:
         return {}
 
+    def at(self, epoch: int, start: int) -> Steps:
+        """The steps of an epoch from a counter on."""
+        return replace(self, epoch=epoch, start=start)
+
     def check(self) -> None:
         """Raise if a whole epoch has no step.
 
@@ -237,6 +260,10 @@ class Cycles:
                 f"{self.n} rows are too few for num_splits {self.num_splits}: there must be at "
                 "least 1 row per split; pass a smaller num_splits"
             )
+
+    def at(self, epoch: int, start: int, rows: int) -> Cycles:
+        """The cycles of an epoch from a counter on, in shares of about so many rows."""
+        return replace(self, epoch=epoch, start=start, rows=rows)
 
     @property
     def owned(self) -> int:
@@ -304,7 +331,7 @@ def steps_of_epochs(steps: Steps, *, uneven: bool) -> Callable[[int, int], Steps
     """
     check_batch(steps.global_batch, steps.topology.size, uneven=uneven)
     steps.check()
-    return lambda epoch, start: replace(steps, epoch=epoch, start=start)
+    return steps.at
 
 
 def check_sizes(

@@ -11,28 +11,62 @@ from typing import Any, TypeAlias
 from destrier.errors import StateError
 from destrier.order import ORDER_VERSION
 
-__all__ = ["STATE_VERSION", "Identity", "Position", "State", "check_state", "merge_states"]
+__all__ = [
+    "STATE_VERSION",
+    "Identity",
+    "Position",
+    "State",
+    "check_state",
+    "expanded",
+    "merge_states",
+]
 
 STATE_VERSION = 1
 State: TypeAlias = "dict[str, int | str | bool | None]"
 
-_KINDS: dict[str, tuple[type, ...]] = {
+_Kinds: TypeAlias = "dict[str, tuple[type, ...]]"
+
+_COMMON: _Kinds = {
     "version": (int,),
     "order_version": (str,),
     "counter": (int,),
     "epoch": (int,),
     "shuffle_seed": (int,),
     "num_splits": (int,),
+    "plan_hash": (str,),
+    "samples_consumed_per_split": (int,),
+    "positions_consumed_per_split": (int,),
+}
+_KINDS: _Kinds = {
+    **_COMMON,
     "clump_size": (int,),
     "window": (int,),
     "shuffle": (bool,),
     "filter": (str, type(None)),
     "table_identity": (str,),
     "table_version": (int,),
-    "plan_hash": (str,),
-    "samples_consumed_per_split": (int,),
-    "positions_consumed_per_split": (int,),
 }
+_MIXTURE_KINDS: _Kinds = {
+    **_COMMON,
+    "batching": (str,),
+    "slots": (int,),
+    "unit": (int,),
+    "stop": (str,),
+    "length": (int, type(None)),
+    "schedule": (str,),
+    "sources": (str,),
+}
+_BRIEF = (
+    "shuffle_seed",
+    "num_splits",
+    "clump_size",
+    "window",
+    "shuffle",
+    "filter",
+    "table_identity",
+    "table_version",
+    "plan_hash",
+)
 
 _FOREIGN = {
     "lancedb.streaming": ("samples_consumed_per_split", "shuffle_seed"),
@@ -76,6 +110,11 @@ class Identity:
             self.count,
         )
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
+
+    def brief(self) -> list[int | str | bool | None]:
+        """The state without a position, as short as it can be: see `expanded`."""
+        whole = self.state(0, 0)
+        return [whole[key] for key in _BRIEF]
 
     def state(self, epoch: int, counter: int) -> State:
         """The state at a position."""
@@ -138,8 +177,30 @@ class Position:
         return self if epoch == self.epoch else Position(epoch, 0)
 
 
-def check_state(state: Any) -> State:
+def expanded(brief: Any) -> State:
+    """Return the state, at the start, that `Identity.brief` made short.
+
+    Raises:
+        StateError: If it is not one.
+    """
+    if not isinstance(brief, list) or len(brief) != len(_BRIEF):
+        raise StateError(f"the state of a source is cut: {brief!r}")
+    start = dict.fromkeys(_COMMON, 0)
+    state = {
+        **start,
+        "version": STATE_VERSION,
+        "order_version": ORDER_VERSION,
+        **dict(zip(_BRIEF, brief, strict=True)),
+    }
+    return check_state(state)
+
+
+def check_state(state: Any, *, mixture: bool = False) -> State:
     """Return the state if it is one of this library's, complete and of the right types.
+
+    Args:
+        state: What was given.
+        mixture: Whether it must be of a mixture, else of a table.
 
     Raises:
         StateError: Naming what is wrong.
@@ -161,7 +222,11 @@ def check_state(state: Any) -> State:
             f"the state has format version {version}, this library reads up to {STATE_VERSION}; "
             "it was saved by a newer destrier: upgrade"
         )
-    _check_values(state)
+    if "order_version" in state and ("sources" in state) != mixture:
+        kinds = ("a Mixture", "a StreamingDataset")
+        was, wanted = kinds if "sources" in state else kinds[::-1]
+        raise StateError(f"the state is of {was}, and cannot be loaded into {wanted}")
+    _check_values(state, _MIXTURE_KINDS if mixture else _KINDS)
     if state["order_version"] != ORDER_VERSION:
         raise StateError(
             f"order_version mismatch: the state has {state['order_version']!r}, this library has "
@@ -170,11 +235,11 @@ def check_state(state: Any) -> State:
     return dict(state)
 
 
-def _check_values(state: Mapping[str, Any]) -> None:
-    missing = [key for key in _KINDS if key not in state]
+def _check_values(state: Mapping[str, Any], all_kinds: _Kinds) -> None:
+    missing = [key for key in all_kinds if key not in state]
     if missing:
         raise StateError(f"the state lacks {', '.join(missing)}; it is cut or not of destrier")
-    for key, kinds in _KINDS.items():
+    for key, kinds in all_kinds.items():
         value = state[key]
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             wanted = " or ".join(kind.__name__ for kind in kinds)
@@ -205,9 +270,10 @@ def merge_states(states: list[State]) -> State:
     """
     if not states:
         raise StateError("merge_state_dicts requires at least one state dict")
-    first = check_state(states[0])
+    mixture = "sources" in states[0]
+    first = check_state(states[0], mixture=mixture)
     for rank, other in enumerate(states[1:], 1):
-        checked = check_state(other)
+        checked = check_state(other, mixture=mixture)
         for key, value in first.items():
             if checked.get(key) != value:
                 raise StateError(

@@ -12,19 +12,26 @@ import numpy as np
 from destrier.check import integer
 from destrier.errors import ArgumentError, ColumnError, StateError
 from destrier.feed import Feed, FeedOptions, TableFeed
+from destrier.keyed import Ints
 from destrier.links.columns import delivered_columns
 from destrier.order import Order
 from destrier.permutation import Permutation
-from destrier.plan import Cycles, Remainder, Steps
+from destrier.plan import Cycles, Remainder, Routes, Steps
 from destrier.read import Reader
 from destrier.schedule import open_rows
 from destrier.selection import RowList, select_rows
-from destrier.sizing import default_clump, default_num_splits
+from destrier.sizing import (
+    OPEN_BYTES,
+    default_clump,
+    default_num_splits,
+    default_source_splits,
+)
 from destrier.state import Identity, State
 from destrier.table import Table
 from destrier.topology import ONLY_WORKER, Topology, Worker
 
 __all__ = [
+    "OneOf",
     "Settings",
     "Stream",
     "TableStream",
@@ -205,6 +212,19 @@ class TableStream:
         """A digest of the order and of what it is over: ranks compare it."""
         return f"{self.identity.plan_hash} of table {self.identity.table_identity}"
 
+    @property
+    def leaves(self) -> Sequence[TableStream]:
+        """Itself: the tables that it reads."""
+        return (self,)
+
+    def brief(self) -> Any:
+        """What the state of a mixture says of it, as JSON."""
+        return self.identity.brief()
+
+    def routes_of(self, epochs: Ints, g: Ints) -> Routes:
+        """Where samples of some epochs come from."""
+        return Routes(np.zeros(len(g), np.int64), epochs * self.count + g, g % self.num_splits)
+
     def state(self, epoch: int, counter: int) -> State:
         """The state at a position."""
         return self.identity.state(epoch, counter)
@@ -246,7 +266,8 @@ class TableStream:
         """Rows that open windows hold in this process."""
         order, batch, topology = self.order(0), options.batch, options.topology
         if batch is None:
-            return open_rows(order, order.num_splits // (topology.size * options.worker.count))
+            shares = topology.size * options.worker.count
+            return open_rows(order, max(1, order.num_splits // shares))
         # The lanes of a rank's shares come again after so many steps.
         period = order.num_splits // math.gcd(order.num_splits, batch)
         if period * batch > _LOOKED_AT:
@@ -315,8 +336,26 @@ def _next(state: State) -> int:
     return int(state["epoch"] or 0) + 1
 
 
+@dataclass(frozen=True)
+class OneOf:
+    """That a table is one of several sources.
+
+    Attributes:
+        sources: How many there are.
+        quota: Samples of it in a step, about; None where that is not known.
+    """
+
+    sources: int
+    quota: int | None
+
+
 def resolve_stream(
-    table: Table, settings: Settings, *, global_batch: int | None = None, multiple: int = 1
+    table: Table,
+    settings: Settings,
+    *,
+    global_batch: int | None = None,
+    multiple: int = 1,
+    one_of: OneOf | None = None,
 ) -> TableStream:
     """Choose what was left open, from the pinned table and the global batch alone.
 
@@ -325,6 +364,7 @@ def resolve_stream(
         settings: What was given.
         global_batch: Samples in a step, where it is known.
         multiple: Row mode: what num_splits must be a multiple of, the world size.
+        one_of: Of how many sources the table is one, where it is not read alone.
     """
     lanes = None
     if settings.permutation is not None:
@@ -340,11 +380,16 @@ def resolve_stream(
     listed = settings.permutation is not None and not shuffle
     num_splits = settings.num_splits
     if num_splits is None:
-        if shuffle:
+        if shuffle and one_of is not None:
+            num_splits = default_source_splits(count, quota=one_of.quota)
+        elif shuffle:
             num_splits = default_num_splits(count, global_batch=global_batch, multiple=multiple)
         else:
             num_splits = max(lanes or 1, multiple)
-    clump_size, window = _shuffle_sizes(table, settings, count, num_splits, shuffle=shuffle)
+    clump_size, window = 1, 1
+    if shuffle:
+        open_bytes = OPEN_BYTES // (1 if one_of is None else one_of.sources)
+        clump_size, window = _shuffle_sizes(table, settings, count, num_splits, open_bytes)
     identity = Identity(
         shuffle_seed=settings.shuffle_seed or 0,
         num_splits=num_splits,
@@ -363,10 +408,8 @@ def resolve_stream(
 
 
 def _shuffle_sizes(
-    table: Table, settings: Settings, count: int, num_splits: int, *, shuffle: bool
+    table: Table, settings: Settings, count: int, num_splits: int, open_bytes: int
 ) -> tuple[int, int]:
-    if not shuffle:
-        return 1, 1
     clump_size = settings.shuffle_clump_size
     if settings.permutation is not None and clump_size is None:
         clump_size = 1  # nothing is known of where successive entries of a listing lie
@@ -378,4 +421,5 @@ def _shuffle_sizes(
         remote=table.remote,
         clump_size=clump_size,
         window=settings.shuffle_window,
+        open_bytes=open_bytes,
     )

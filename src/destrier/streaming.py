@@ -7,7 +7,6 @@ import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +25,13 @@ from destrier.rows import OnTransformError, RowFinisher, check_on_transform_erro
 from destrier.runner import DEFAULT_PREFETCH_BYTES, Runner, Work, agree, usable_cores
 from destrier.sharing import Shared
 from destrier.state import Position, State, merge_states
-from destrier.stream import Stream
+from destrier.stream import OneOf, Stream
 from destrier.topology import ONLY_WORKER, Topology, Worker, current_worker, resolve_topology
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from destrier.mixing.stream import Source
     from destrier.topology import Replicas
 
 __all__ = ["Streaming"]
@@ -120,6 +122,7 @@ class Streaming(Counted, IterableDataset[Any], ABC):
         self._last_consumed = 0
         self._shared: Shared | None = None
         self._placed = False
+        self._is_part = False
         if rank is not None or world_size is not None:
             _ = self.topology  # refuses a rank out of range at once
 
@@ -128,8 +131,26 @@ class Streaming(Counted, IterableDataset[Any], ABC):
         """Choose what was left open, for a global batch where it is known."""
 
     @abstractmethod
-    def _adopt(self, state: Mapping[str, Any], batch: int | None) -> Callable[[], Stream]:
-        """Find the stream of a state; what is returned then takes it up, and cannot fail."""
+    def _adopt(
+        self, state: Mapping[str, Any], batch: int | None
+    ) -> tuple[Stream, Callable[[], None]]:
+        """The stream of a state, and what takes it up, which cannot fail."""
+
+    @abstractmethod
+    def _adopt_brief(self, brief: Any, batch: int | None) -> tuple[Source, Callable[[], None]]:
+        """The same of what the state of a mixture says of one of its sources."""
+
+    @abstractmethod
+    def _as_source(self, one_of: OneOf) -> Source:
+        """Choose what was left open, as one of several sources."""
+
+    def _part(self) -> Self:
+        """A copy that is a part of another stream: it is never iterated by itself."""
+        part = type(self).__new__(type(self))
+        part.__dict__.update(self.__dict__)
+        part._runner = part._live = part._stream = part._agreed = part._shared = None
+        part._is_part = True
+        return part
 
     # ---- what is streamed -----------------------------------------------------------------------
 
@@ -232,7 +253,7 @@ class Streaming(Counted, IterableDataset[Any], ABC):
         if batch is None:
             whole = stream.cycles(topology, worker)
             rows = max(self._read_batch_size, whole.owned)
-            return lambda epoch, start: replace(whole, epoch=epoch, start=start, rows=rows)
+            return lambda epoch, start: whole.at(epoch, start, rows)
         steps = stream.steps(batch, topology, self.remainder, worker)
         return steps_of_epochs(steps, uneven=self.uneven)
 
@@ -350,9 +371,10 @@ class Streaming(Counted, IterableDataset[Any], ABC):
     def _load(self, state: Mapping[str, Any], batch: int | None) -> None:
         if isinstance(state, Mapping) and not state:
             return
-        take_up = self._adopt(state, batch)
+        stream, take_up = self._adopt(state, batch)
         self._stop()
-        self._stream = take_up()
+        take_up()
+        self._stream = stream
         self._stream_batch = batch
         self._position = Position(int(state["epoch"]), int(state["counter"]))
         self._place()
@@ -409,12 +431,13 @@ class Streaming(Counted, IterableDataset[Any], ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but the running parts; the topology is fixed here, in the parent."""
-        _ = self.topology
-        if get_spawning_popen() is not None:
-            self._settle()  # workers belong to no process group
-        if self._shared is None:
-            self._shared = Shared()
-            self._place()
+        if not self._is_part:
+            _ = self.topology
+            if get_spawning_popen() is not None:
+                self._settle()  # workers belong to no process group
+            if self._shared is None:
+                self._shared = Shared()
+                self._place()
         state = self.__dict__.copy()
         state.update(_runner=None, _live=None, _last_consumed=0, _topology_given=(None, None, None))
         # The stream is resolved again in the other process, from the selection's shared file.
