@@ -178,23 +178,33 @@ class Course:
     def route(self, epoch: int, g: Ints) -> tuple[Ints, Ints, Ints]:
         """Return for each sample of an epoch its source, that one's epoch, and the sample in it."""
         x = g + self._offset(epoch)
-        slot = x // self.unit
+        slot = x // self.unit if self.unit > 1 else x
+        segments = self._segments(epoch)
+        if len(segments) == 1:
+            source, index = self._quotas(epoch, segments[0].weights).slots(slot)
+        else:
+            source, index = self._route_segments(epoch, slot)
+        if self.unit > 1:
+            index = index * self.unit + x % self.unit
+        passes, index = np.divmod(index, np.array(self.sizes)[source])
+        begun = self._begun(epoch)
+        if any(begun):
+            passes += np.array(begun)[source]
+        return source, passes, index
+
+    def _route_segments(self, epoch: int, slot: Ints) -> tuple[Ints, Ints]:
         segments = self._segments(epoch)
         bases = self._bases(segments, epoch)
         starts = [segment.start for segment in segments]
         of_segment = np.searchsorted(starts, slot, side="right") - 1
-        source = np.empty(len(g), np.int64)
-        index = np.empty(len(g), np.int64)
+        source, index = np.empty(len(slot), np.int64), np.empty(len(slot), np.int64)
         for number in np.unique(of_segment).tolist():
             segment, base = segments[number], np.array(bases[number])
             mine = of_segment == number
             quotas = self._quotas(epoch, segment.weights)
             found, place = quotas.slots(slot[mine] - segment.start)
             source[mine], index[mine] = found, place + base[found]
-        index = index * self.unit + x % self.unit
-        size = np.array(self.sizes)[source]
-        passes = np.array(self._begun(epoch))[source] + index // size
-        return source, passes, index % size
+        return source, index
 
     def _begun(self, epoch: int) -> list[int]:
         """Epochs of each source that were begun before an epoch."""

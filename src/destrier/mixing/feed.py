@@ -39,7 +39,7 @@ class MixtureBlock:
         samples: The sample indices of all shares, one after another.
         bounds: Where each share begins in them; one more than there are shares.
         leaf: The table of each sample.
-        parts: What is read of each table, and where its samples lie there.
+        parts: For each table its number, which samples are of it, and what is read of it.
         complete: Whether all rows of a table are in memory with it.
     """
 
@@ -47,7 +47,7 @@ class MixtureBlock:
     samples: Ints
     bounds: Ints
     leaf: Ints
-    parts: list[tuple[int, Block]]
+    parts: list[tuple[int, Ints, Block]]
     complete: bool = False
 
 
@@ -110,18 +110,18 @@ class MixtureBlocks:
             some = DIRECT_SHARES if not first else self._shares_per_block
             last = min(first + some, start if alone else total)
             samples, bounds, (leaf, index, _) = self._shares.routed(first, last)
-            parts: list[tuple[int, Block]] = []
+            parts: list[tuple[int, Ints, Block]] = []
             none = np.empty(0, np.int64)
-            for number in np.unique(leaf).tolist():
+            for number in np.flatnonzero(np.bincount(leaf)).tolist():
                 mine = np.flatnonzero(leaf == number)
                 own, inner = index[mine], np.searchsorted(mine, bounds)
                 holding = direct[number] if alone else held[number]
                 blocks = list(holding.blocks(first, samples[mine], own, inner))
                 for block in blocks[:-1]:
                     zero = np.zeros(1, np.int64)
-                    yield MixtureBlock(first, none, zero, none, [(number, block)])
-                parts.append((number, blocks[-1]))
-            complete = any(block.complete for _, block in parts)
+                    yield MixtureBlock(first, none, zero, none, [(number, none, block)])
+                parts.append((number, mine, blocks[-1]))
+            complete = any(block.complete for *_, block in parts)
             yield MixtureBlock(first, samples, bounds, leaf, parts, complete)
             first = last
 
@@ -177,7 +177,7 @@ class MixtureFeed:
 
     def read(self, block: MixtureBlock) -> list[Rows]:
         """Read what a block names."""
-        return [self._read(number, part) for number, part in block.parts]
+        return [self._read(number, part) for number, _, part in block.parts]
 
     def _read(self, number: int, part: Block) -> Rows:
         rows = self.feeds[number].read(part)
@@ -232,11 +232,11 @@ class MixtureMemory:
     def load(self, block: MixtureBlock, rows: list[Rows]) -> None:
         """Take in what a block reads, and find its samples."""
         self._places = np.empty(len(block.samples), np.int64)
-        for (number, part), read in zip(block.parts, rows, strict=True):
+        for (number, mine, part), read in zip(block.parts, rows, strict=True):
             table = self._tables[number]
             table.load(part, read)
             if len(part.samples):
-                self._places[block.leaf == number] = table.find(part)
+                self._places[mine] = table.find(part)
 
     def share(self, block: MixtureBlock, index: int, epoch: int) -> RawBatch:
         """Gather a share of the block that was loaded last, by its number in it."""

@@ -159,8 +159,12 @@ class Quotas:
         """
         source = np.empty(len(slots), np.int64)
         index = np.empty(len(slots), np.int64)
-        windows, inverse = np.unique(slots // self.window, return_inverse=True)
-        within = slots % self.window
+        window, within = np.divmod(slots, self.window)
+        first, last = (int(window.min()), int(window.max())) if len(slots) else (0, -1)
+        if last - first < 2 + 2 * len(slots) // self.window:
+            windows, inverse = np.arange(first, last + 1), window - first
+        else:
+            windows, inverse = np.unique(window, return_inverse=True)
         step = max(1, _BLOCK // self.window)
         by_window = np.argsort(inverse, kind="stable") if len(windows) > step else None
         for first in range(0, len(windows), step):
