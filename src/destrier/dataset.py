@@ -38,6 +38,7 @@ from destrier.state import Position, State, check_state, merge_states
 from destrier.stream import Settings, Stream, check_table, resolve_stream
 from destrier.table import Table, open_table
 from destrier.topology import ONLY_WORKER, Topology, Worker, current_worker, resolve_topology
+from destrier.view import View
 
 if TYPE_CHECKING:
     from destrier.foreign import PermutationLike
@@ -72,7 +73,8 @@ class StreamingDataset(Counted, IterableDataset[Any]):
     the identity of the stream, so it can be loaded on any number of ranks and workers.
 
     Args:
-        table: A URI or path of a Lance dataset, a `lance.LanceDataset` or a LanceDB table.
+        table: A URI or path of a Lance dataset, a `lance.LanceDataset`, a LanceDB table, or a
+            `View` of one, whose rows and version are then those of the stream.
         version: Version number or tag. None takes the latest, or a loaded state's.
         storage_options: Passed to Lance, with limits on retries where they name none; or a
             function that returns them and is called again before their ``expires_at_millis``.
@@ -126,7 +128,7 @@ class StreamingDataset(Counted, IterableDataset[Any]):
 
     def __init__(
         self,
-        table: TableLike,
+        table: TableLike | View,
         *,
         version: int | str | None = None,
         storage_options: StorageOptions | None = None,
@@ -183,8 +185,14 @@ class StreamingDataset(Counted, IterableDataset[Any]):
         )
         check_on_transform_error(on_transform_error)
         sizes = check_sizes(batch_size, global_batch_size, remainder)
+        view = table if isinstance(table, View) else None
+        if view is not None:
+            _check_view(view, version, permutation)
+            table = view.table
+            columns = view.columns if columns is None else columns
         self._settings = Settings(
             filter=filter,
+            view=None if view is None else view.rows,
             num_splits=num_splits,
             shuffle=shuffle,
             shuffle_seed=shuffle_seed,
@@ -217,7 +225,8 @@ class StreamingDataset(Counted, IterableDataset[Any]):
         self._shared: Shared | None = None
         self._placed = False
         self._adopted: Settings | None = None
-        self._version_given = version is not None
+        # The rows of a view hold for its version, as those of a version that was given.
+        self._version_given = version is not None or view is not None
         if rank is not None or world_size is not None:
             _ = self.topology  # refuses a rank out of range at once
         self._table = open_table(table, version=version, storage_options=storage_options)
@@ -577,6 +586,20 @@ def _refuse_packing(values: tuple[Any, ...]) -> None:
     for name, value in zip(_PACKING, values, strict=True):
         if value is not None:
             raise ArgumentError(f"{name} is not available yet: pack tokens before writing them")
+
+
+def _check_view(view: View, version: Any, permutation: Any) -> None:
+    """Raise if what a view says already is said otherwise."""
+    if version is not None:
+        raise ArgumentError(
+            f"version={version!r} cannot be given with a view, whose rows are those of version "
+            f"{view.table.version}: make the view of the table at the version that you want"
+        )
+    if permutation is not None:
+        raise ArgumentError(
+            f"permutation cannot be given with a view of {len(view)} rows, because both list the "
+            "rows: give the table with the permutation, or the view alone"
+        )
 
 
 def _check_options(columns: Any, transform: Any, **sizes: int | None) -> None:

@@ -17,9 +17,13 @@ from numpy.typing import NDArray
 from destrier.check import integer
 
 __all__ = [
+    "GROUP_KEY",
+    "HASH_KEY",
     "MASK",
     "MEMBERSHIP_KEY",
     "ROW_SEED_KEY",
+    "SAMPLE_KEY",
+    "SUBSAMPLE_KEY",
     "Ints",
     "Words",
     "cut",
@@ -36,6 +40,10 @@ __all__ = [
 # of seed and epoch, and no two uses share one.
 MEMBERSHIP_KEY = 4
 ROW_SEED_KEY = 5
+SUBSAMPLE_KEY = 16
+SAMPLE_KEY = 17
+GROUP_KEY = 18
+HASH_KEY = 19
 
 Ints: TypeAlias = NDArray[np.int64]
 Words: TypeAlias = NDArray[np.uint64]
