@@ -26,6 +26,7 @@ if _TYPE_CHECKING:
         LinkError,
         MissingDependencyError,
         MissingKeyError,
+        MissingRowError,
         ReadError,
         RowError,
         SchemaError,
@@ -38,6 +39,7 @@ if _TYPE_CHECKING:
         WorkerError,
         WriteError,
     )
+    from destrier.evaluation import gather
     from destrier.exporting import export
     from destrier.images import Image
     from destrier.jobs.mapping import map
@@ -46,9 +48,13 @@ if _TYPE_CHECKING:
     from destrier.loader import StreamingDataLoader
     from destrier.order import Order
     from destrier.permutation import Permutation
+    from destrier.sampling import sample
+    from destrier.splitting import split
     from destrier.stats import Stats
+    from destrier.subsetting import concat, subsample, subset
     from destrier.table import open_table
     from destrier.verification import verify
+    from destrier.view import View
 
 __all__ = [
     "ALL_DONE",
@@ -65,6 +71,7 @@ __all__ = [
     "LinkError",
     "MissingDependencyError",
     "MissingKeyError",
+    "MissingRowError",
     "Order",
     "Permutation",
     "PermutationBuilder",
@@ -80,13 +87,16 @@ __all__ = [
     "TableError",
     "TransformError",
     "VersionError",
+    "View",
     "WorkerError",
     "WriteError",
     "add_columns",
     "append",
+    "concat",
     "convert",
     "delete",
     "export",
+    "gather",
     "get",
     "index",
     "link",
@@ -95,6 +105,10 @@ __all__ = [
     "open_table",
     "optimize",
     "relink",
+    "sample",
+    "split",
+    "subsample",
+    "subset",
     "tag",
     "update",
     "upsert",
@@ -117,6 +131,7 @@ _PLACES = {
     "get": "editing.lookup",
     "index": "editing.lookup",
     "merge": "editing.merging",
+    "gather": "evaluation",
     "export": "exporting",
     "Image": "images",
     "map": "jobs.mapping",
@@ -126,9 +141,15 @@ _PLACES = {
     "StreamingDataLoader": "loader",
     "Order": "order",
     "Permutation": "permutation",
+    "sample": "sampling",
+    "split": "splitting",
     "Stats": "stats",
+    "concat": "subsetting",
+    "subsample": "subsetting",
+    "subset": "subsetting",
     "open_table": "table",
     "verify": "verification",
+    "View": "view",
 }
 
 

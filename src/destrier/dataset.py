@@ -185,14 +185,14 @@ class StreamingDataset(Counted, IterableDataset[Any]):
         )
         check_on_transform_error(on_transform_error)
         sizes = check_sizes(batch_size, global_batch_size, remainder)
-        view = table if isinstance(table, View) else None
-        if view is not None:
-            _check_view(view, version, permutation)
-            table = view.table
-            columns = view.columns if columns is None else columns
+        view = None
+        if isinstance(table, View):
+            _check_view(table, version, permutation)
+            columns = table.columns if columns is None else columns
+            view, table = table.rows, table.table
         self._settings = Settings(
             filter=filter,
-            view=None if view is None else view.rows,
+            view=view,
             num_splits=num_splits,
             shuffle=shuffle,
             shuffle_seed=shuffle_seed,

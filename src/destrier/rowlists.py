@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from destrier.table import Table
 
 __all__ = [
+    "Compactor",
     "StackedRows",
     "chunks",
     "compact",
@@ -146,6 +147,49 @@ def _set_bits(words: NDArray[np.uint64], offsets: Ints) -> None:
     words[place[first]] |= np.bitwise_or.reduceat(bits, first)
 
 
+class Compactor:
+    """Makes a list of offsets that come piece by piece, in the order of the list.
+
+    Args:
+        total: Rows of the table.
+    """
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._count = 0
+        self._runs: list[_Run] = []
+        self._plain: list[Ints] | None = None
+
+    def add(self, piece: Ints) -> None:
+        """Add offsets; repeats are allowed."""
+        if not len(piece):
+            return
+        self._count += len(piece)
+        if self._plain is not None:
+            self._plain.append(piece)
+            return
+        falls = np.flatnonzero(piece[1:] <= piece[:-1]) + 1
+        if len(self._runs) + len(falls) > max(_FEW_RUNS, self._count // _LEAST_RUN):
+            self._plain = [*self._so_far(), piece]
+            return
+        for part in np.split(piece, falls):
+            if not self._runs or part[0] <= self._runs[-1].last:
+                self._runs.append(_Run(self._total))
+            self._runs[-1].add(part)
+
+    def rows(self) -> RowList:
+        """The list."""
+        plain = self._plain
+        if plain is None and len(self._runs) > 1 and self._count < _LEAST_RUN * len(self._runs):
+            plain = self._so_far()
+        if plain is not None:
+            return OffsetRows(np.concatenate(plain))
+        return stack((run.rows(), 1) for run in self._runs)
+
+    def _so_far(self) -> list[Ints]:
+        return [piece for run in self._runs for piece in chunks(run.rows())]
+
+
 def compact(pieces: Iterable[Ints], total: int) -> RowList:
     """Make a list of offsets that come piece by piece.
 
@@ -153,30 +197,10 @@ def compact(pieces: Iterable[Ints], total: int) -> RowList:
         pieces: Offsets in the order of the list; repeats are allowed.
         total: Rows of the table.
     """
-    runs: list[_Run] = []
-    plain: list[Ints] | None = None
-    count = 0
+    made = Compactor(total)
     for piece in pieces:
-        if not len(piece):
-            continue
-        count += len(piece)
-        if plain is not None:
-            plain.append(piece)
-            continue
-        falls = np.flatnonzero(piece[1:] <= piece[:-1]) + 1
-        if len(runs) + len(falls) > max(_FEW_RUNS, count // _LEAST_RUN):
-            plain = [part for run in runs for part in chunks(run.rows())]
-            plain.append(piece)
-            continue
-        for part in np.split(piece, falls):
-            if not runs or part[0] <= runs[-1].last:
-                runs.append(_Run(total))
-            runs[-1].add(part)
-    if plain is None and len(runs) > 1 and count < _LEAST_RUN * len(runs):
-        plain = [part for run in runs for part in chunks(run.rows())]
-    if plain is not None:
-        return OffsetRows(np.concatenate(plain))
-    return stack((run.rows(), 1) for run in runs)
+        made.add(piece)
+    return made.rows()
 
 
 def contains(rows: RowList, offsets: Ints) -> NDArray[np.bool_]:

@@ -158,7 +158,8 @@ class BitmapRows:
         bits = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), bitorder="little")
         skipped = first - int(self.ranks[a - 1])
         run: NDArray[np.int64] = np.flatnonzero(bits)[skipped : skipped + count]
-        return run + (a - 1) * _DIRECTORY_WORDS * 64
+        run += (a - 1) * _DIRECTORY_WORDS * 64
+        return run
 
     def _select(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         entry = np.searchsorted(self.ranks, positions, side="right") - 1

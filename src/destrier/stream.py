@@ -137,8 +137,8 @@ class Stream:
         if state["plan_hash"] != self.identity.plan_hash:
             raise StateError(
                 f"plan_hash mismatch: the state has {state['plan_hash']}, this stream "
-                f"{self.identity.plan_hash}: the filter, permutation or view has other rows than it "
-                f"did ({self.count} now); start the next epoch: epoch={_next(state)}"
+                f"{self.identity.plan_hash}: the filter, permutation or view has other rows "
+                f"than it had ({self.count} now); start the next epoch: epoch={_next(state)}"
             )
         if int(state["counter"] or 0) > self.count:
             raise StateError(

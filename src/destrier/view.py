@@ -19,7 +19,7 @@ from destrier.selection import RangeRows, RowList
 from destrier.table import open_table
 
 if TYPE_CHECKING:
-    from destrier.table import TableLike
+    from destrier.table import Table, TableLike
 
 __all__ = ["View", "as_view", "view_of"]
 
@@ -70,6 +70,8 @@ class View(Dataset[dict[str, Any]]):
         version: int | str | None = None,
         storage_options: Mapping[str, str] | None = None,
     ) -> None:
+        self.table: Table
+        self.rows: RowList
         if isinstance(source, View):
             if version is not None or storage_options is not None:
                 what = f"version={version!r}" if version is not None else "storage_options"
@@ -77,13 +79,12 @@ class View(Dataset[dict[str, Any]]):
                     f"{what} cannot be given with a view, whose table is open at version "
                     f"{source.table.version}: make the view of the table that you want"
                 )
-            self.table = source.table
-            self.rows = source.rows
+            self.table, self.rows = source.table, source.rows
             columns = source.columns if columns is None else columns
         else:
             self.table = open_table(source, version=version, storage_options=storage_options)
             self.rows = RangeRows(self.table.num_rows)
-        self.columns = None if columns is None else _checked(columns)
+        self.columns: list[str] | None = None if columns is None else _checked(columns)
         if self.columns is not None:
             self.table.check_columns(self.columns)
         self._reader: Reader | None = None

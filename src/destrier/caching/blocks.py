@@ -140,7 +140,8 @@ class Density:
                 self._counts[size] = self._count(rows, size)
             groups = blocks * block_rows // size
             held = np.minimum((groups + 1) * size, self._table_rows) - groups * size
-            return np.minimum(1.0, self._counts[size][groups] / held)
+            part: NDArray[np.float64] = np.minimum(1.0, self._counts[size][groups] / held)
+            return part
         return np.full(len(blocks), min(1.0, len(rows) / self._table_rows))
 
     def _count(self, rows: BitmapRows | OffsetRows, size: int) -> NDArray[np.int64]:
