@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from destrier.table import Table
 
 __all__ = [
+    "CHUNK",
     "Compactor",
     "StackedRows",
     "chunks",
@@ -45,7 +46,7 @@ __all__ = [
     "streamed_rows",
 ]
 
-_CHUNK = 1 << 18  # positions worked on at once
+CHUNK = 1 << 18  # positions worked on at once
 _LEAST_RUN = 1 << 12  # a list of shorter ascending runs, in the mean, is kept as it is
 _FEW_RUNS = 64
 
@@ -102,8 +103,8 @@ def stack(parts: Iterable[tuple[RowList, int]]) -> RowList:
 def chunks(rows: RowList) -> Iterator[Ints]:
     """Yield the offsets of a list in its order, many at a time."""
     count = len(rows)
-    for start in range(0, count, _CHUNK):
-        yield rows.offsets(np.arange(start, min(start + _CHUNK, count)))
+    for start in range(0, count, CHUNK):
+        yield rows.offsets(np.arange(start, min(start + CHUNK, count)))
 
 
 class _Run:
@@ -231,8 +232,9 @@ def intersect(rows: RowList, kept: RowList, total: int) -> RowList:
     """The rows of a list that another one has too, in their order and as often as they come."""
     if isinstance(rows, StackedRows):
         return stack((intersect(part, kept, total), times) for part, times in rows.parts)
-    if isinstance(kept, OffsetRows) and isinstance(rows, RangeRows | BitmapRows):
-        return compact([kept.values[contains(rows, kept.values)]], total)  # both in table order
+    ordered = isinstance(rows, RangeRows | BitmapRows)
+    if ordered and isinstance(kept, OffsetRows) and kept.ascending:
+        return compact([kept.values[contains(rows, kept.values)]], total)
     return compact((piece[contains(kept, piece)] for piece in chunks(rows)), total)
 
 
@@ -242,13 +244,13 @@ def sliced(rows: RowList, places: range, total: int) -> RowList:
         return RangeRows(len(places), rows.start + places.start) if places else stack([])
     positions = (
         np.arange(places.start + i * places.step, _end(places, i), places.step)
-        for i in range(0, len(places), _CHUNK)
+        for i in range(0, len(places), CHUNK)
     )
     return compact((rows.offsets(some) for some in positions), total)
 
 
 def _end(places: range, begun: int) -> int:
-    return places.start + min(begun + _CHUNK, len(places)) * places.step
+    return places.start + min(begun + CHUNK, len(places)) * places.step
 
 
 def layers(rows: RowList, positions: Ints, counts: Ints, total: int) -> RowList:
@@ -261,7 +263,7 @@ def layers(rows: RowList, positions: Ints, counts: Ints, total: int) -> RowList:
     for level in np.unique(counts).tolist():
         keep = counts >= level
         positions, counts = positions[keep], counts[keep]
-        pieces = (rows.offsets(positions[i : i + _CHUNK]) for i in range(0, len(positions), _CHUNK))
+        pieces = (rows.offsets(positions[i : i + CHUNK]) for i in range(0, len(positions), CHUNK))
         parts.append((compact(pieces, total), level - before))
         before = level
     return stack(parts)

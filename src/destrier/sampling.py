@@ -47,6 +47,8 @@ def sample(
     (Efraimidis, Spirakis: "Weighted random sampling with a reservoir", 2006), which is as if they
     were drawn one after another.
 
+    While it runs, weights and classes take some ten bytes for each row of the table.
+
     Args:
         source: A table or a view.
         n: How many rows, 0 or more.
@@ -133,6 +135,7 @@ def _weighted(weights: NDArray[np.float64], n: int, key: int, *, replacement: bo
         return np.empty(0, np.int64)
     if not replacement:
         return _exponential(weights, n, key)
+    weights /= weights.max()  # so that no sum overflows
     reached = np.cumsum(weights, out=weights)  # one after another, so alike on every machine
     last = int(np.searchsorted(reached, reached[-1]))
     out = np.empty(n, np.int64)
@@ -181,7 +184,7 @@ def _log(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _weights(view: View, weights: Any) -> NDArray[np.float64]:
-    """Weights of the rows of a view, the largest of them 1."""
+    """Weights of the rows of a view, which may be changed in place."""
     if isinstance(weights, str):
         values = numbers(view, weights, "weights")
         what = f"weights={weights!r}"
@@ -204,10 +207,9 @@ def _weights(view: View, weights: Any) -> NDArray[np.float64]:
             f"{what} is {values[bad[0]]} for row {bad[0]} of the {len(view)} rows: weights must be "
             "finite and not negative"
         )
-    largest = values.max(initial=0.0)
-    if largest == 0 and len(view):
+    if len(view) and values.max() == 0:
         raise ArgumentError(f"{what} is 0 for all of the {len(view)} rows, so none can be drawn")
-    return values / largest if len(view) else values
+    return values
 
 
 def _balanced(view: View, n: int, column: str, key: int, *, replacement: bool) -> Ints:

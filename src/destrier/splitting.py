@@ -21,7 +21,7 @@ from destrier.keyed import (
     subkey,
 )
 from destrier.membership import MAX_PARTS, RandomMembership, hash_rows
-from destrier.rowlists import Compactor, StackedRows, chunks
+from destrier.rowlists import CHUNK, Compactor, StackedRows, chunks
 from destrier.selection import OffsetRows
 from destrier.view import View, as_view, view_of
 
@@ -248,7 +248,7 @@ def _by_hash(
     found = classes(view, column, "hash")
     slots = _hashed(found, key) >> np.uint64(32)
     part = np.searchsorted(np.array(edges, np.int64), slots.astype(np.int64), side="right")
-    yield part[found.codes]
+    return _coded(found, part)
 
 
 def _hashed(found: Classes, key: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
@@ -280,8 +280,13 @@ def _by_group(
                 f"{np.count_nonzero(counts)} groups of {column}, of which the smallest has "
                 f"{counts[counts > 0].min()} rows: give it a larger share"
             )
-    part = np.where(part == len(sizes), _NO_PART, part)
-    yield part[found.codes]
+    return _coded(found, np.where(part == len(sizes), _NO_PART, part))
+
+
+def _coded(found: Classes, part: Ints) -> Iterator[Ints]:
+    """The part of each row, from that of each value."""
+    for i in range(0, len(found.codes), CHUNK):
+        yield part[found.codes[i : i + CHUNK]]
 
 
 def _dealt(counts: Ints, hashes: Any, sizes: list[int]) -> Ints:
@@ -323,14 +328,10 @@ def _shares_of(groups: int, lacks: Ints, size: int, word: int) -> Ints:
 
 
 def _parts(view: View, codes: Iterator[Ints], parts: int) -> list[View]:
-    """Views of the rows with each code."""
-    given = [code.astype(np.uint16) for code in codes]  # _NO_PART is beyond the last part
-    code = np.concatenate([np.empty(0, np.uint16), *given])
+    """Views of the rows with each code, which come in the chunks of the rows."""
     made = [Compactor(view.table.num_rows) for _ in range(parts)]
-    first = 0
-    for piece in chunks(view.rows):
-        own = code[first : first + len(piece)]
-        first += len(piece)
+    for piece, code in zip(chunks(view.rows), codes, strict=True):
+        own = code.astype(np.uint16)  # of which numpy sorts the digits; no part is the largest
         grouped = np.argsort(own, kind="stable")
         touched, begins = np.unique(own[grouped], return_index=True)
         for part, mine in zip(touched.tolist(), np.split(grouped, begins[1:]), strict=True):
