@@ -24,7 +24,12 @@ from destrier import (
     PermutationBuilder,
     StreamingDataLoader,
     StreamingDataset,
+    View,
+    split,
+    subsample,
+    subset,
 )
+from destrier.keyed import SUBSAMPLE_KEY, epoch_key, permute, subkey
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,6 +50,9 @@ KINDS = (
     "built part",
     "curriculum",
     "permutation shuffled",
+    "view of a split",
+    "view with a filter",
+    "subsample above 1",
 )
 
 
@@ -56,18 +64,23 @@ class Kind:
     """A kind of stream.
 
     Attributes:
-        path: The table.
+        path: The table, or a view of it.
         ids: Row offset → id.
         options: What StreamingDataset is given.
         listed: Row offsets in the order of positions: the selection, or the listing.
         fixed: Whether the listing itself is the order, in every epoch.
     """
 
-    path: str
+    path: Any
     ids: np.ndarray[Any, Any]
     options: dict[str, Any]
     listed: np.ndarray[Any, Any]
     fixed: bool = False
+
+    @property
+    def uri(self) -> str:
+        """Where the table lies."""
+        return str(self.path.table.uri if isinstance(self.path, View) else self.path)
 
     @property
     def count(self) -> int:
@@ -90,7 +103,7 @@ class Kind:
         return self.listed[order.rows(np.arange(self.count))].tolist()
 
 
-def make_kind(  # noqa: C901, PLR0911 - one branch a kind
+def make_kind(  # noqa: C901, PLR0911, PLR0912 - one branch a kind
     name: str, path: str, ids: np.ndarray[Any, Any], folder: Path
 ) -> Kind:
     """Make one of `KINDS` over the varied table; what it needs is written into a folder."""
@@ -121,6 +134,19 @@ def make_kind(  # noqa: C901, PLR0911 - one branch a kind
         parts = builder.split_random(ratios=[0.8, 0.2], seed=3, names=["train", "val"]).execute()
         listed = parts["train"].to_arrow()["row_offset"].to_numpy()
         return Kind(path, ids, {"permutation": parts["train"]}, listed, fixed=True)
+    if name == "view of a split":
+        builder = PermutationBuilder(path).split_random(counts=[702, 301], seed=3)
+        listed = builder.execute()["0"].to_arrow()["row_offset"].to_numpy()
+        return Kind(split(path, [0.7, 0.3], seed=3)[0], ids, {"shuffle_seed": 6, **clumps}, listed)
+    if name == "view with a filter":
+        view = subset(path, slice(100, 900))
+        return Kind(
+            view, ids, {"filter": "label < 7"}, labelled[(labelled >= 100) & (labelled < 900)]
+        )
+    if name == "subsample above 1":
+        line = permute(everything, len(ids), subkey(epoch_key(2, 0), SUBSAMPLE_KEY))
+        listed = np.concatenate([everything, everything[line < round(0.5 * len(ids))]])
+        return Kind(subsample(path, 1.5, seed=2), ids, {}, listed)
     curriculum = np.concatenate([everything[:300], everything[100:200], everything[::-2]])
     given = pa.table({"row_offset": curriculum})
     if name == "curriculum":

@@ -879,7 +879,7 @@ def test_an_order_written_down_streams_the_same(kind: battery.Kind, tmp_path: Pa
     uri = dataset.permutation(3).save(str(tmp_path / "order.lance"))
     with opened("loader", kind, batch=BATCH, epoch=3) as loader:
         whole = read(kind, loader)
-    saved = battery.Kind(kind.path, kind.ids, {"permutation": Permutation.open(uri)}, kind.listed)
+    saved = battery.Kind(kind.uri, kind.ids, {"permutation": Permutation.open(uri)}, kind.listed)
     for size in (1, 4):
         ranks = []
         for rank in range(size):

@@ -26,6 +26,7 @@ if _TYPE_CHECKING:
         LinkError,
         MissingDependencyError,
         MissingKeyError,
+        MissingRowError,
         ReadError,
         RowError,
         SchemaError,
@@ -38,6 +39,7 @@ if _TYPE_CHECKING:
         WorkerError,
         WriteError,
     )
+    from destrier.evaluation import gather
     from destrier.exporting import export
     from destrier.images import Image
     from destrier.jobs.mapping import map
@@ -47,9 +49,13 @@ if _TYPE_CHECKING:
     from destrier.mixture import Mixture, cycle
     from destrier.order import Order
     from destrier.permutation import Permutation
+    from destrier.sampling import sample
+    from destrier.splitting import split
     from destrier.stats import Stats
+    from destrier.subsetting import concat, subsample, subset
     from destrier.table import open_table
     from destrier.verification import verify
+    from destrier.view import View
 
 __all__ = [
     "ALL_DONE",
@@ -66,6 +72,7 @@ __all__ = [
     "LinkError",
     "MissingDependencyError",
     "MissingKeyError",
+    "MissingRowError",
     "Mixture",
     "Order",
     "Permutation",
@@ -82,14 +89,17 @@ __all__ = [
     "TableError",
     "TransformError",
     "VersionError",
+    "View",
     "WorkerError",
     "WriteError",
     "add_columns",
     "append",
+    "concat",
     "convert",
     "cycle",
     "delete",
     "export",
+    "gather",
     "get",
     "index",
     "link",
@@ -98,6 +108,10 @@ __all__ = [
     "open_table",
     "optimize",
     "relink",
+    "sample",
+    "split",
+    "subsample",
+    "subset",
     "tag",
     "update",
     "upsert",
@@ -120,6 +134,7 @@ _PLACES = {
     "get": "editing.lookup",
     "index": "editing.lookup",
     "merge": "editing.merging",
+    "gather": "evaluation",
     "export": "exporting",
     "Image": "images",
     "map": "jobs.mapping",
@@ -131,9 +146,15 @@ _PLACES = {
     "cycle": "mixture",
     "Order": "order",
     "Permutation": "permutation",
+    "sample": "sampling",
+    "split": "splitting",
     "Stats": "stats",
+    "concat": "subsetting",
+    "subsample": "subsetting",
+    "subset": "subsetting",
     "open_table": "table",
     "verify": "verification",
+    "View": "view",
 }
 
 

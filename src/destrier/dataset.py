@@ -21,6 +21,7 @@ from destrier.state import State, check_state, expanded
 from destrier.stream import OneOf, Settings, TableStream, check_table, resolve_stream
 from destrier.streaming import Streaming
 from destrier.table import Table, open_table
+from destrier.view import View
 
 if TYPE_CHECKING:
     from destrier.foreign import PermutationLike
@@ -55,7 +56,8 @@ class StreamingDataset(Streaming):
     the identity of the stream, so it can be loaded on any number of ranks and workers.
 
     Args:
-        table: A URI or path of a Lance dataset, a `lance.LanceDataset` or a LanceDB table.
+        table: A URI or path of a Lance dataset, a `lance.LanceDataset`, a LanceDB table, or a
+            `View` of one, whose rows and version are then those of the stream.
         version: Version number or tag. None takes the latest, or a loaded state's.
         storage_options: Passed to Lance, with limits on retries where they name none; or a
             function that returns them and is called again before their ``expires_at_millis``.
@@ -109,7 +111,7 @@ class StreamingDataset(Streaming):
 
     def __init__(
         self,
-        table: TableLike,
+        table: TableLike | View,
         *,
         version: int | str | None = None,
         storage_options: StorageOptions | None = None,
@@ -176,8 +178,14 @@ class StreamingDataset(Streaming):
             cache_bytes=cache_bytes,
             worker_info_override=worker_info_override,
         )
+        view = None
+        if isinstance(table, View):
+            _check_view(table, version, permutation)
+            self.columns = table.columns if columns is None else columns
+            view, table = table.rows, table.table
         self._settings = Settings(
             filter=filter,
+            view=view,
             num_splits=num_splits,
             shuffle=shuffle,
             shuffle_seed=shuffle_seed,
@@ -186,7 +194,8 @@ class StreamingDataset(Streaming):
         )
         self._connection_factory = connection_factory
         self._adopted: Settings | None = None
-        self._version_given = version is not None
+        # The rows of a view hold for its version, as those of a version that was given.
+        self._version_given = version is not None or view is not None
         self._table = open_table(table, version=version, storage_options=storage_options)
         if permutation is not None:
             listing, self._table = as_permutation(permutation, self._table)
@@ -295,3 +304,17 @@ def _refuse_packing(values: tuple[Any, ...]) -> None:
     for name, value in zip(_PACKING, values, strict=True):
         if value is not None:
             raise ArgumentError(f"{name} is not available yet: pack tokens before writing them")
+
+
+def _check_view(view: View, version: Any, permutation: Any) -> None:
+    """Raise if what a view says already is said otherwise."""
+    if version is not None:
+        raise ArgumentError(
+            f"version={version!r} cannot be given with a view, whose rows are those of version "
+            f"{view.table.version}: make the view of the table at the version that you want"
+        )
+    if permutation is not None:
+        raise ArgumentError(
+            f"permutation cannot be given with a view of {len(view)} rows, because both list the "
+            "rows: give the table with the permutation, or the view alone"
+        )

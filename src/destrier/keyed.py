@@ -17,10 +17,14 @@ from numpy.typing import NDArray
 from destrier.check import integer
 
 __all__ = [
+    "GROUP_KEY",
+    "HASH_KEY",
     "MASK",
     "MEMBERSHIP_KEY",
     "MIXTURE_KEY",
     "ROW_SEED_KEY",
+    "SAMPLE_KEY",
+    "SUBSAMPLE_KEY",
     "Ints",
     "Words",
     "cut",
@@ -39,6 +43,10 @@ __all__ = [
 MEMBERSHIP_KEY = 4
 ROW_SEED_KEY = 5
 MIXTURE_KEY = 6
+SUBSAMPLE_KEY = 16
+SAMPLE_KEY = 17
+GROUP_KEY = 18
+HASH_KEY = 19
 
 Ints: TypeAlias = NDArray[np.int64]
 Words: TypeAlias = NDArray[np.uint64]

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from destrier.table import TableLike
     from destrier.topology import Replicas
+    from destrier.view import View
 
 __all__ = ["StreamingDataLoader"]
 
@@ -68,7 +69,7 @@ class StreamingDataLoader:
     in integers and booleans (``format="rows"`` and ``"arrow"`` keep them).
 
     Args:
-        dataset: A `StreamingDataset`, or a table to make one of.
+        dataset: A `StreamingDataset`, or a table or `View` to make one of.
         batch_size: Rows of a batch of this rank.
         global_batch_size: Rows of a batch over all ranks. One of the two is needed, here or on the
             dataset.
@@ -117,7 +118,7 @@ class StreamingDataLoader:
 
     def __init__(
         self,
-        dataset: Streaming | TableLike,
+        dataset: Streaming | TableLike | View,
         *,
         batch_size: int | None = None,
         global_batch_size: int | None = None,

@@ -18,6 +18,7 @@ from destrier.order import Order
 from destrier.permutation import Permutation
 from destrier.plan import Cycles, Remainder, Routes, Steps
 from destrier.read import Reader
+from destrier.rowlists import locality, streamed_rows
 from destrier.schedule import open_rows
 from destrier.selection import RowList, select_rows
 from destrier.sizing import (
@@ -62,6 +63,7 @@ class Settings:
 
     filter: str | None = None
     permutation: Permutation | None = None
+    view: RowList | None = None
     num_splits: int | None = None
     shuffle: bool | None = None
     shuffle_seed: int | None = None
@@ -95,7 +97,7 @@ class Settings:
         Raises:
             StateError: Naming the setting and both values.
         """
-        taken: dict[str, Any] = {"permutation": self.permutation}
+        taken: dict[str, Any] = {"permutation": self.permutation, "view": self.view}
         for name, key in (
             ("num_splits", "num_splits"),
             ("shuffle_seed", "shuffle_seed"),
@@ -297,8 +299,8 @@ class TableStream:
         if state["plan_hash"] != self.identity.plan_hash:
             raise StateError(
                 f"plan_hash mismatch: the state has {state['plan_hash']}, this stream "
-                f"{self.identity.plan_hash}: the filter or permutation selects other rows than it "
-                f"did ({self.count} now); start the next epoch: epoch={_next(state)}"
+                f"{self.identity.plan_hash}: the filter, permutation or view has other rows "
+                f"than it had ({self.count} now); start the next epoch: epoch={_next(state)}"
             )
         if int(state["counter"] or 0) > self.count:
             raise StateError(
@@ -371,6 +373,8 @@ def resolve_stream(
         settings.permutation.check_table(table)
         rows: RowList = settings.permutation.rows
         lanes = settings.permutation.num_splits
+    elif settings.view is not None:
+        rows = streamed_rows(table, settings.view, settings.filter)
     else:
         rows = select_rows(table, settings.filter)
     count = len(rows)
@@ -389,7 +393,7 @@ def resolve_stream(
     clump_size, window = 1, 1
     if shuffle:
         open_bytes = OPEN_BYTES // (1 if one_of is None else one_of.sources)
-        clump_size, window = _shuffle_sizes(table, settings, count, num_splits, open_bytes)
+        clump_size, window = _shuffle_sizes(table, settings, rows, num_splits, open_bytes)
     identity = Identity(
         shuffle_seed=settings.shuffle_seed or 0,
         num_splits=num_splits,
@@ -408,16 +412,16 @@ def resolve_stream(
 
 
 def _shuffle_sizes(
-    table: Table, settings: Settings, count: int, num_splits: int, open_bytes: int
+    table: Table, settings: Settings, rows: RowList, num_splits: int, open_bytes: int
 ) -> tuple[int, int]:
     clump_size = settings.shuffle_clump_size
-    if settings.permutation is not None and clump_size is None:
+    density = None if settings.permutation is not None else locality(rows, table.num_rows)
+    if density is None and clump_size is None:
         clump_size = 1  # nothing is known of where successive entries of a listing lie
-    density = count / table.num_rows if settings.permutation is None else 1.0
     return default_clump(
-        count,
+        len(rows),
         num_splits=num_splits,
-        row_bytes=table.row_bytes / density,
+        row_bytes=table.row_bytes / (density or 1.0),
         remote=table.remote,
         clump_size=clump_size,
         window=settings.shuffle_window,
