@@ -19,6 +19,7 @@ from destrier.check import integer
 __all__ = [
     "MASK",
     "MEMBERSHIP_KEY",
+    "PACKING_KEY",
     "ROW_SEED_KEY",
     "Ints",
     "Words",
@@ -36,6 +37,7 @@ __all__ = [
 # of seed and epoch, and no two uses share one.
 MEMBERSHIP_KEY = 4
 ROW_SEED_KEY = 5
+PACKING_KEY = 6
 
 Ints: TypeAlias = NDArray[np.int64]
 Words: TypeAlias = NDArray[np.uint64]

@@ -1,0 +1,243 @@
+"""Best fit: whole documents in blocks, window by window, in a number of blocks known beforehand.
+
+A window is some consecutive selected documents with T tokens; they are packed into exactly ⌈T/B⌉
+blocks of B tokens, so that the number of any block follows from sums of lengths, without packing
+anything:
+
+1. Of each document, as many whole blocks as it fills are cut from its front.
+2. What is left of the documents is taken from long to short, of equals the earlier document first.
+   Each goes to the block with the least space that suffices, of equals the lowest number.
+3. What fits nowhere is taken in the same order: as long as it fits no space, it fills the largest
+   one, of equals the lowest number; then it goes where it fits best.
+4. In a block, pieces lie in the order of their documents; blocks are numbered by their first piece.
+
+Best fit of decreasing sizes is by Johnson (Near-optimal bin packing algorithms, MIT 1973).
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from destrier.keyed import Ints
+from destrier.packing.lengths import Lengths
+from destrier.packing.pieces import BlockRows, Pieces, no_pieces
+
+__all__ = ["BestFit", "Window", "pack_window"]
+
+_KEPT_BYTES = 48 << 20
+_SPACE = 1 << 32  # a space and the number of its block in one integer
+_NUMBER = _SPACE - 1
+
+
+@dataclass(frozen=True)
+class Window:
+    """The blocks of a window.
+
+    Attributes:
+        bounds: Where each block begins in the others; one more than there are blocks.
+        document: Of each piece, its document in the window.
+        begin: Its first token there.
+        length: Its tokens.
+        at: Its first token in the block.
+    """
+
+    bounds: NDArray[Any]
+    document: NDArray[Any]
+    begin: NDArray[Any]
+    length: NDArray[Any]
+    at: NDArray[Any]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory."""
+        parts = (self.bounds, self.document, self.begin, self.length, self.at)
+        return sum(part.nbytes for part in parts)
+
+
+def pack_window(lengths: Ints, block_size: int) -> Window:
+    """Pack documents into the fewest blocks that hold their tokens.
+
+    Args:
+        lengths: Tokens of each document, any number of them 0.
+        block_size: Tokens of a block, B.
+
+    Example:
+        >>> window = pack_window(np.array([3, 6, 2, 4]), 5)
+        >>> window.bounds.tolist(), window.document.tolist(), window.length.tolist()
+        ([0, 2, 3, 5], [0, 2, 1, 1, 3], [3, 2, 5, 1, 4])
+    """
+    whole = lengths // block_size
+    full = np.repeat(np.arange(len(lengths)), whole)
+    nth = np.arange(len(full)) - np.repeat(np.cumsum(whole) - whole, whole)
+    rest = lengths - whole * block_size
+    by_length = np.argsort(-rest, kind="stable")
+    by_length = by_length[: np.count_nonzero(rest)]
+    count = -(-int(lengths.sum()) // block_size)
+    numbers, documents, begins, sizes = _fit(
+        by_length.tolist(),
+        rest[by_length].tolist(),
+        [block_size * _SPACE + number for number in range(len(full), count)],
+    )
+    number = np.concatenate([np.arange(len(full)), np.array(numbers, np.int64)])
+    document = np.concatenate([full, np.array(documents, np.int64)])
+    begin = np.array(begins, np.int64)
+    begin += (whole * block_size)[document[len(full) :]]
+    begin = np.concatenate([nth * block_size, begin])
+    size = np.concatenate([np.full(len(full), block_size), np.array(sizes, np.int64)])
+    return _numbered(number, document, begin, size, count)
+
+
+def _fit(
+    documents: list[int], lengths: list[int], spaces: list[int]
+) -> tuple[list[int], list[int], list[int], list[int]]:
+    """Place pieces, the longest first; the spaces are ascending."""
+    number: list[int] = []
+    document: list[int] = []
+    begin: list[int] = []
+    size: list[int] = []
+    left: list[tuple[int, int]] = []
+    for doc, length in zip(documents, lengths, strict=True):
+        i = bisect_left(spaces, length * _SPACE)
+        if i == len(spaces):
+            left.append((doc, length))
+            continue
+        space = spaces.pop(i)
+        number.append(space & _NUMBER)
+        document.append(doc)
+        size.append(length)
+        space -= length * _SPACE
+        if space >= _SPACE:
+            insort(spaces, space)
+    begin = [0] * len(number)
+    for doc, length in left:
+        done = 0
+        while done < length:
+            i = bisect_left(spaces, (length - done) * _SPACE)
+            if i == len(spaces):
+                i = bisect_left(spaces, spaces[-1] // _SPACE * _SPACE)
+            space = spaces.pop(i)
+            taken = min(space // _SPACE, length - done)
+            number.append(space & _NUMBER)
+            document.append(doc)
+            begin.append(done)
+            size.append(taken)
+            done += taken
+            space -= taken * _SPACE
+            if space >= _SPACE:
+                insort(spaces, space)
+    return number, document, begin, size
+
+
+def _numbered(number: Ints, document: Ints, begin: Ints, size: Ints, count: int) -> Window:
+    """Order pieces by document, and number blocks by their first piece."""
+    order = np.lexsort((begin, document))
+    found, first = np.unique(number[order], return_index=True)
+    assert len(found) == count, "a block of no tokens"
+    renumbered = np.empty(count, np.int64)
+    renumbered[np.argsort(first)] = np.arange(count)
+    block = renumbered[number[order]]
+    by_block = np.argsort(block, kind="stable")
+    block, order = block[by_block], order[by_block]
+    bounds = np.searchsorted(block, np.arange(count + 1))
+    length = size[order]
+    at = np.cumsum(length) - length
+    at -= at[bounds[block]]
+    kind = np.int32 if int(begin.max(initial=0)) < 1 << 31 else np.int64
+    parts = (bounds, document[order], begin[order], length, at)
+    return Window(*(part.astype(kind) for part in parts))
+
+
+class BestFit:
+    """The blocks of documents that are packed window by window.
+
+    Args:
+        lengths: Of the documents.
+        block_size: Tokens of a block, B.
+        window: Documents of a window.
+    """
+
+    moves = False
+
+    def __init__(self, lengths: Lengths, block_size: int, window: int) -> None:
+        self.lengths = lengths
+        self.block_size = block_size
+        self.window = window
+        self._tokens = lengths.window_tokens(window)
+        blocks = -(-self._tokens // block_size)
+        self._before = np.concatenate([np.zeros(1, np.int64), np.cumsum(blocks)])
+        self.count = int(self._before[-1])
+        self._kept: OrderedDict[int, Window] = OrderedDict()
+        self._kept_bytes = 0
+        self._lock = threading.Lock()
+
+    @property
+    def digest(self) -> str:
+        """Of the lengths and the sizes."""
+        return f"best_fit|{self.block_size}|{self.window}|{self.lengths.digest}"
+
+    @property
+    def tokens(self) -> int:
+        """Every token is in one block."""
+        return self.lengths.tokens
+
+    @property
+    def unreached(self) -> int:
+        """None."""
+        return 0
+
+    def rows(self, seed: int, epoch: int, *, shuffle: bool) -> BlockRows:  # noqa: ARG002
+        """Blocks are numbered, in every epoch alike."""
+        return BlockRows(self.count, self.digest)
+
+    def pieces(self, addresses: Ints, ahead: int = 0) -> Pieces:  # noqa: ARG002
+        """What is in the blocks of some numbers; nothing follows a block."""
+        if not len(addresses):
+            return no_pieces()
+        window = np.searchsorted(self._before, addresses, side="right") - 1
+        found = []
+        for number in np.unique(window).tolist():
+            packed = self._packed(number)
+            block = np.flatnonzero(window == number)
+            local = addresses[block] - self._before[number]
+            counts = (packed.bounds[local + 1] - packed.bounds[local]).astype(np.int64)
+            places = np.arange(int(counts.sum()))
+            places += np.repeat(packed.bounds[local] - (np.cumsum(counts) - counts), counts)
+            found.append(
+                (
+                    np.repeat(block, counts),
+                    packed.document[places].astype(np.int64) + number * self.window,
+                    packed.begin[places].astype(np.int64),
+                    packed.length[places].astype(np.int64),
+                    packed.at[places].astype(np.int64),
+                )
+            )
+        columns = [np.concatenate(column) for column in zip(*found, strict=True)]
+        order = np.argsort(columns[0], kind="stable")
+        return Pieces(*(column[order] for column in columns))
+
+    def _packed(self, number: int) -> Window:
+        """The blocks of a window; the last ones that were asked for are kept."""
+        with self._lock:
+            found = self._kept.get(number)
+            if found is not None:
+                self._kept.move_to_end(number)
+                return found
+        first = number * self.window
+        lengths = self.lengths.part(first, first + self.window)
+        if lengths.sum() != self._tokens[number]:
+            raise self.lengths.damaged(first, first + self.window)
+        packed = pack_window(lengths, self.block_size)
+        with self._lock:
+            if number not in self._kept:
+                self._kept[number] = packed
+                self._kept_bytes += packed.nbytes
+            while self._kept_bytes > _KEPT_BYTES and len(self._kept) > 1:
+                self._kept_bytes -= self._kept.popitem(last=False)[1].nbytes
+        return packed
