@@ -24,7 +24,7 @@ __all__ = [
     "check_batch",
     "check_sizes",
     "share_bounds",
-    "steps_of_epoch",
+    "steps_of_epochs",
 ]
 
 Remainder: TypeAlias = Literal["drop", "keep", "pad"]
@@ -100,6 +100,7 @@ class Steps:
         topology: This rank and how many share a step.
         remainder: What happens to the last, short step.
         worker: This worker and how many take turns at the steps.
+        epoch: Its number.
     """
 
     n: int
@@ -109,6 +110,7 @@ class Steps:
     topology: Topology = ALONE
     remainder: Remainder = "drop"
     worker: Worker = ONLY_WORKER
+    epoch: int = 0
 
     @cached_property
     def total(self) -> int:
@@ -208,6 +210,7 @@ class Cycles:
         topology: This rank and how many there are.
         worker: This worker and how many the rank has.
         rows: About how many rows a share should have.
+        epoch: Its number.
     """
 
     n: int
@@ -216,6 +219,7 @@ class Cycles:
     topology: Topology = ALONE
     worker: Worker = ONLY_WORKER
     rows: int = 64
+    epoch: int = 0
 
     def __post_init__(self) -> None:
         shares = self.topology.size * self.worker.count
@@ -287,8 +291,8 @@ class Cycles:
         return (cycles[:, None] * self.num_splits + lanes).ravel(), bounds
 
 
-def steps_of_epoch(steps: Steps, *, uneven: bool) -> Callable[[int], Steps]:
-    """Return the steps of an epoch from any counter on, once they are known to be possible.
+def steps_of_epochs(steps: Steps, *, uneven: bool) -> Callable[[int, int], Steps]:
+    """Return the steps of any epoch from any counter on, once they are known to be possible.
 
     Args:
         steps: Those of a whole epoch.
@@ -300,7 +304,7 @@ def steps_of_epoch(steps: Steps, *, uneven: bool) -> Callable[[int], Steps]:
     """
     check_batch(steps.global_batch, steps.topology.size, uneven=uneven)
     steps.check()
-    return lambda start: replace(steps, start=start)
+    return lambda epoch, start: replace(steps, epoch=epoch, start=start)
 
 
 def check_sizes(

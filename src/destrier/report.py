@@ -12,17 +12,14 @@ import numpy as np
 
 from destrier.caching.advice import CachedColumn, report_cache
 from destrier.errors import ArgumentError, DestrierWarning, StorageError
+from destrier.feed import measured_row_bytes
 from destrier.keyed import Ints
 from destrier.links.columns import outside_row_bytes
 from destrier.plan import Steps, check_batch
 from destrier.read import Reader
-from destrier.runner import (
-    DEFAULT_PREFETCH_BYTES,
-    chosen_columns,
-    measured_row_bytes,
-    read_row_bytes,
-)
+from destrier.runner import DEFAULT_PREFETCH_BYTES
 from destrier.schedule import Held, Schedule, choose_held, open_rows
+from destrier.stream import chosen_columns
 from destrier.table import Table, lance_call, redact
 from destrier.topology import Topology
 
@@ -31,7 +28,7 @@ if TYPE_CHECKING:
 
     import lance
 
-    from destrier.stream import Stream
+    from destrier.stream import TableStream
 
 __all__ = [
     "ColumnReport",
@@ -274,7 +271,7 @@ def design_effect(samples: int, *, num_splits: int, window: int, clump_size: int
 
 
 def report_plan(
-    stream: Stream,
+    stream: TableStream,
     *,
     global_batch: int,
     world_size: int = 1,
@@ -298,7 +295,7 @@ def report_plan(
     if world_size < 1:
         raise ArgumentError(f"world_size must be at least 1, got {world_size}")
     check_batch(global_batch, world_size, uneven=False)
-    names = chosen_columns(stream, None if columns is None else list(columns))
+    names = chosen_columns(stream.table, None if columns is None else list(columns))
     plan = _Plan(stream, names, global_batch, world_size, epoch)
     plan.ranks[0].check()
     steps = len(plan.ranks[0])
@@ -352,7 +349,12 @@ class _Plan:
     """Who reads what, and how much of it."""
 
     def __init__(
-        self, stream: Stream, columns: list[str], global_batch: int, world_size: int, epoch: int
+        self,
+        stream: TableStream,
+        columns: list[str],
+        global_batch: int,
+        world_size: int,
+        epoch: int,
     ) -> None:
         self.stream = stream
         self.columns = columns
@@ -364,9 +366,9 @@ class _Plan:
         ]
         reader = Reader(stream.table, columns)
         try:
-            self.row_bytes = measured_row_bytes(stream, reader, columnar=True)
+            self.row_bytes = measured_row_bytes(reader, stream.rows, columnar=True)
         except StorageError:  # what a plan says of the order needs no rows
-            self.row_bytes = read_row_bytes(stream, reader)
+            self.row_bytes = reader.row_bytes()
 
     @cached_property
     def stored_row_bytes(self) -> float:

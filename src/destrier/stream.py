@@ -2,21 +2,51 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from destrier.check import integer
-from destrier.errors import ArgumentError, StateError
+from destrier.errors import ArgumentError, ColumnError, StateError
+from destrier.feed import Feed, FeedOptions, TableFeed
+from destrier.links.columns import delivered_columns
 from destrier.order import Order
 from destrier.permutation import Permutation
+from destrier.plan import Cycles, Remainder, Steps
+from destrier.read import Reader
+from destrier.schedule import open_rows
 from destrier.selection import RowList, select_rows
 from destrier.sizing import default_clump, default_num_splits
 from destrier.state import Identity, State
 from destrier.table import Table
+from destrier.topology import ONLY_WORKER, Topology, Worker
 
-__all__ = ["Settings", "Stream", "check_table", "resolve_stream"]
+__all__ = [
+    "Settings",
+    "Stream",
+    "TableStream",
+    "check_table",
+    "chosen_columns",
+    "resolve_stream",
+]
+
+_LOOKED_AT = 1 << 21  # samples
+
+
+def chosen_columns(table: Table, columns: list[str] | None) -> list[str]:
+    """Return the columns to read, checked before Lance sees them.
+
+    Raises:
+        ColumnError: If one is not in the table, or none is left.
+    """
+    names = delivered_columns(table.schema) if columns is None else list(columns)
+    table.check_columns(names)
+    if not names:
+        raise ColumnError(f"columns is empty; {table.name} has: {', '.join(table.schema.names)}")
+    return names
 
 
 @dataclass(frozen=True)
@@ -87,9 +117,56 @@ class Settings:
         return name == "shuffle_clump_size" and not state["shuffle"]
 
 
+class Stream(Protocol):
+    """Everything that decides which samples come in which order, and how they are read."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Of its tables, for errors."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """Samples in an epoch, N."""
+        ...
+
+    @property
+    def num_splits(self) -> int:
+        """Lanes, S."""
+        ...
+
+    @property
+    def seed(self) -> int:
+        """The seed of its order."""
+        ...
+
+    @property
+    def plan(self) -> str:
+        """A digest of the order and of what it is over: ranks compare it."""
+        ...
+
+    def state(self, epoch: int, counter: int) -> State:
+        """The state at a position."""
+        ...
+
+    def steps(
+        self, batch: int, topology: Topology, remainder: Remainder, worker: Worker = ONLY_WORKER
+    ) -> Steps:
+        """The steps of a whole epoch, the first one."""
+        ...
+
+    def cycles(self, topology: Topology, worker: Worker) -> Cycles:
+        """The cycles of a whole epoch, the first one, in row mode."""
+        ...
+
+    def feed(self, options: FeedOptions) -> Feed:
+        """How its rows are read in this process."""
+        ...
+
+
 @dataclass(frozen=True)
-class Stream:
-    """Everything that decides which samples come in which order.
+class TableStream:
+    """Everything that decides which rows of a table come in which order.
 
     Attributes:
         table: The pinned table.
@@ -112,6 +189,70 @@ class Stream:
     def num_splits(self) -> int:
         """Lanes, S."""
         return self.identity.num_splits
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Of the table, for errors."""
+        return (self.table.name,)
+
+    @property
+    def seed(self) -> int:
+        """The seed of its order."""
+        return self.identity.shuffle_seed
+
+    @property
+    def plan(self) -> str:
+        """A digest of the order and of what it is over: ranks compare it."""
+        return f"{self.identity.plan_hash} of table {self.identity.table_identity}"
+
+    def state(self, epoch: int, counter: int) -> State:
+        """The state at a position."""
+        return self.identity.state(epoch, counter)
+
+    def steps(
+        self, batch: int, topology: Topology, remainder: Remainder, worker: Worker = ONLY_WORKER
+    ) -> Steps:
+        """The steps of a whole epoch."""
+        return Steps(self.count, 0, batch, self.num_splits, topology, remainder, worker)
+
+    def cycles(self, topology: Topology, worker: Worker) -> Cycles:
+        """The cycles of a whole epoch, in row mode."""
+        return Cycles(self.count, 0, self.num_splits, topology, worker)
+
+    def feed(self, options: FeedOptions) -> TableFeed:
+        """How its rows are read in this process.
+
+        Raises:
+            ColumnError: If a column is not in the table, or none is left.
+        """
+        reader = Reader(
+            self.table,
+            chosen_columns(self.table, options.columns),
+            tolerant=options.tolerant,
+            counts=options.counts,
+            cache=options.cache,
+            rows=self.rows,
+        )
+        return TableFeed(
+            reader,
+            self.rows,
+            self.order,
+            options,
+            open_rows=self._owned_rows(options),
+            remote=self.table.remote,
+        )
+
+    def _owned_rows(self, options: FeedOptions) -> int:
+        """Rows that open windows hold in this process."""
+        order, batch, topology = self.order(0), options.batch, options.topology
+        if batch is None:
+            return open_rows(order, order.num_splits // (topology.size * options.worker.count))
+        # The lanes of a rank's shares come again after so many steps.
+        period = order.num_splits // math.gcd(order.num_splits, batch)
+        if period * batch > _LOOKED_AT:
+            return open_rows(order, order.num_splits)
+        steps = Steps(batch * period, 0, batch, order.num_splits, topology)
+        return open_rows(order, len(np.unique(steps.samples(0, period)[0] % order.num_splits)))
 
     def order(self, epoch: int) -> Order:
         """The order of an epoch."""
@@ -176,7 +317,7 @@ def _next(state: State) -> int:
 
 def resolve_stream(
     table: Table, settings: Settings, *, global_batch: int | None = None, multiple: int = 1
-) -> Stream:
+) -> TableStream:
     """Choose what was left open, from the pinned table and the global batch alone.
 
     Args:
@@ -216,7 +357,7 @@ def resolve_stream(
         rows=rows.digest,
         count=count,
     )
-    stream = Stream(table, rows, identity, listed)
+    stream = TableStream(table, rows, identity, listed)
     _ = stream.order(0)  # refuses sizes that no order can have
     return stream
 
