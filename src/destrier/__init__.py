@@ -45,6 +45,7 @@ if _TYPE_CHECKING:
     from destrier.links.relinking import relink
     from destrier.loader import StreamingDataLoader
     from destrier.order import Order
+    from destrier.packing.packed import Packed
     from destrier.permutation import Permutation
     from destrier.stats import Stats
     from destrier.table import open_table
@@ -66,6 +67,7 @@ __all__ = [
     "MissingDependencyError",
     "MissingKeyError",
     "Order",
+    "Packed",
     "Permutation",
     "PermutationBuilder",
     "ReadError",
@@ -125,6 +127,7 @@ _PLACES = {
     "relink": "links.relinking",
     "StreamingDataLoader": "loader",
     "Order": "order",
+    "Packed": "packing.packed",
     "Permutation": "permutation",
     "Stats": "stats",
     "open_table": "table",

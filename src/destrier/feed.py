@@ -178,6 +178,8 @@ class TableFeed:
         options: How much memory there is, and in which form rows are held.
         open_rows: Rows that open windows hold in this process.
         remote: Whether the table lies in an object store.
+        moves: Whether other rows come in each epoch, so that none are kept for the next.
+        direct_shares: How many shares at the start are read by themselves.
     """
 
     def __init__(
@@ -189,6 +191,8 @@ class TableFeed:
         *,
         open_rows: int,
         remote: bool,
+        moves: bool = False,
+        direct_shares: int = DIRECT_SHARES,
     ) -> None:
         self.reader = reader
         self.rows = rows
@@ -197,6 +201,7 @@ class TableFeed:
         self.order = order
         self.columnar = columnar = options.columnar
         self.remote = remote
+        self._direct_shares = _REMOTE_DIRECT_SHARES if remote else direct_shares
         prefetch_bytes = options.prefetch_bytes
         self.row_bytes = measured_row_bytes(reader, rows, columnar=columnar)
         self.held: Held
@@ -204,7 +209,7 @@ class TableFeed:
             len(rows),
             open_rows,
             # Only columns are gathered from all rows at no more than it takes from few.
-            options.own_rows if columnar else 0,
+            options.own_rows if columnar and not moves else 0,
             row_bytes=self.row_bytes,
             memory=prefetch_bytes,
         )
@@ -239,7 +244,7 @@ class TableFeed:
             held=self.held,
             loaded=any(complete),
             block_bytes=self.block_bytes,
-            direct_shares=_REMOTE_DIRECT_SHARES if self.remote else DIRECT_SHARES,
+            direct_shares=self._direct_shares,
             runs=self._runs,
         )
 

@@ -49,6 +49,7 @@ class Identity:
     Attributes:
         rows: Digest of the row list.
         count: Its length.
+        packing: How documents are packed into the blocks that are listed; None for rows.
     """
 
     shuffle_seed: int
@@ -61,11 +62,12 @@ class Identity:
     table_version: int
     rows: str
     count: int
+    packing: str | None = None
 
     @property
     def plan_hash(self) -> str:
         """A digest of the order's parameters and of the selection's content, not its text."""
-        parts = (
+        parts: tuple[object, ...] = (
             ORDER_VERSION,
             self.shuffle_seed,
             self.num_splits,
@@ -75,11 +77,14 @@ class Identity:
             self.rows,
             self.count,
         )
+        if self.packing is not None:
+            parts = (*parts, self.packing)
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
     def state(self, epoch: int, counter: int) -> State:
         """The state at a position."""
         per_split = counter // self.num_splits
+        packing: State = {} if self.packing is None else {"packing": self.packing}
         return {
             "version": STATE_VERSION,
             "order_version": ORDER_VERSION,
@@ -96,6 +101,7 @@ class Identity:
             "plan_hash": self.plan_hash,
             "samples_consumed_per_split": per_split,
             "positions_consumed_per_split": per_split,
+            **packing,
         }
 
 
@@ -174,7 +180,8 @@ def _check_values(state: Mapping[str, Any]) -> None:
     missing = [key for key in _KINDS if key not in state]
     if missing:
         raise StateError(f"the state lacks {', '.join(missing)}; it is cut or not of destrier")
-    for key, kinds in _KINDS.items():
+    known = {**_KINDS, "packing": (str,)} if "packing" in state else _KINDS
+    for key, kinds in known.items():
         value = state[key]
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             wanted = " or ".join(kind.__name__ for kind in kinds)

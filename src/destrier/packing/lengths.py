@@ -55,6 +55,11 @@ class Lengths:
         values = self.values[first:last].astype(np.int64)
         return values + self.extra * (values > 0)
 
+    def at(self, documents: Ints) -> Ints:
+        """The lengths of some documents."""
+        values = self.values[documents].astype(np.int64)
+        return values + self.extra * (values > 0)
+
     def groups(self, first: int, last: int) -> Ints:
         """The lengths of the documents of groups ``[first, last)``, checked by their sums.
 

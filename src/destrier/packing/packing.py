@@ -25,6 +25,7 @@ PACKING_VERSION = "destrier-pack-1"
 How: TypeAlias = Literal["concatenate", "best_fit"]
 
 _IDS = {"int32": pa.int32(), "int64": pa.int64()}
+_BEST_FIT_BYTES = 512 << 10
 _LARGEST_BLOCK = 1 << 31
 _TOKEN_BYTES = 4  # of a block in memory, whatever the type that is asked for: sizes follow from it
 
@@ -116,6 +117,11 @@ class Packing:
     def row_bytes(self) -> float:
         """Bytes of a block, about: what sizes of clumps follow from."""
         return float(self.block_size * _TOKEN_BYTES)
+
+    @property
+    def read_bytes(self) -> int | None:
+        """What a clump should have; with best fit more, since it packs a window of documents."""
+        return _BEST_FIT_BYTES if self.how == "best_fit" else None
 
     def blocks(self, table: Table, rows: RowList) -> Blocks:
         """The blocks of some documents.

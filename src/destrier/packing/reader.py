@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from destrier.columns import dense_bytes, dense_type
 from destrier.counters import Counts
 from destrier.errors import RowError
 from destrier.keyed import Ints
@@ -21,6 +22,7 @@ from destrier.selection import RowList
 
 __all__ = ["PackedReader"]
 
+_RAGGED = 160  # bytes of a small array of its own
 _SHORT = 64  # tokens: runs that are shorter in the mean are copied token by token
 
 
@@ -54,6 +56,11 @@ class PackedReader:
         self.counts: Counts = reader.counts
         schema = packing.schema(reader.table)
         self.schema = pa.schema([schema.field(name) for name in columns])
+
+    def row_bytes(self) -> float:
+        """Bytes of a block in memory, about."""
+        ragged = sum(dense_type(field.type) is None for field in self.schema)
+        return float(sum(dense_bytes(field.type) for field in self.schema) + ragged * _RAGGED)
 
     def read(self, offsets: Ints) -> Rows:
         """Read blocks.
