@@ -65,11 +65,17 @@ def windows(lengths: list[int], size: int, window: int) -> list[Block]:
 def line(lengths: list[int], size: int, *, overlap: int = 0, first: int = 0) -> list[Block]:
     """Return the blocks that are cut from one line, which is a circle if none overlap."""
     tokens = [(d, i) for d, length in enumerate(lengths) for i in range(length)]
-    total, stride = len(tokens), size - overlap
-    out = []
-    for b in range((total - overlap) // stride):
-        places = [first + b * stride + i for i in range(size + 1)]
-        *chosen, after = (tokens[p % total] if overlap == 0 or p < total else None for p in places)
+    stride = size - overlap
+    count = (len(tokens) - overlap) // stride
+    return cut(tokens, [first + b * stride for b in range(count)], size, circle=overlap == 0)
+
+
+def cut(tokens: list[Token], starts: list[int], size: int, *, circle: bool) -> list[Block]:
+    """Return the blocks that begin at some places of a line."""
+    total, out = len(tokens), []
+    for start in starts:
+        places = [start + i for i in range(size + 1)]
+        *chosen, after = (tokens[p % total] if circle or p < total else None for p in places)
         pieces: list[tuple[int, int, int]] = []
         for document, i in chosen:
             if pieces and pieces[-1][0] == document and i == pieces[-1][1] + pieces[-1][2]:

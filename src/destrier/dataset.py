@@ -244,9 +244,7 @@ class StreamingDataset(Streaming):
         number = self._position.epoch if epoch is None else epoch
         order = stream.order(number)
         assert isinstance(order, Order)
-        return Permutation.of_order(
-            stream.table, stream.rows, order, filter=stream.identity.filter
-        )
+        return Permutation.of_order(stream.table, stream.rows, order, filter=stream.identity.filter)
 
     # ---- the state ------------------------------------------------------------------------------
 
