@@ -289,11 +289,20 @@ class TableStream:
             self.table, names, tolerant=tolerant, counts=counts, cache=cache, rows=self.rows
         )
 
-    def table_columns(self, columns: list[str] | None) -> list[str]:
-        """The columns of the table that are read for some columns of samples."""
+    def columns(self, columns: list[str] | None) -> list[str]:
+        """The columns that are delivered; None is all.
+
+        Raises:
+            ColumnError: If there is no such column, or none is left.
+        """
         if self.packed is None:
             return chosen_columns(self.table, columns)
-        return self.packed.packing.read_columns(self.packed.columns(self.table, columns))
+        return self.packed.columns(self.table, columns)
+
+    def table_columns(self, columns: list[str] | None) -> list[str]:
+        """The columns of the table that are read for some columns of samples."""
+        names = self.columns(columns)
+        return names if self.packed is None else self.packed.packing.read_columns(names)
 
     def _owned_rows(self, options: FeedOptions) -> int:
         """Rows that open windows hold in this process."""
