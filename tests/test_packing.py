@@ -418,7 +418,7 @@ def test_blocks_are_what_they_should_be(
 ):
     if options.get("overlap", 0) >= size:
         return
-    monkeypatch.setattr("destrier.packing.reader._SHORT", short)
+    monkeypatch.setattr("destrier.packing.copying._SHORT", short)
     path = write(tmp_path / "t.lance", DOCUMENTS)
     options = {"block_size": size, "labels": True, "documents": True, **options}
     reader, blocks = reader_of(path, **options)
@@ -461,6 +461,39 @@ def test_blocks_of_any_documents(
     rows = blocks.rows(0, 1, shuffle=True)
     found = reader.read(rows.offsets(np.arange(blocks.count))).batch.to_pylist()
     assert found == expected_blocks(documents, blocks, options)
+
+
+@pytest.mark.parametrize("eos", [None, 5000])
+def test_documents_that_are_kept_are_read_once(
+    tmp_path: Path, eos: int | None, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("destrier.packing.held._PART_DOCUMENTS", 30)
+    path = write(tmp_path / "t.lance", DOCUMENTS)
+    options: dict[str, Any] = {"block_size": 9, "labels": True, "documents": True, "eos_id": eos}
+    reader, blocks = reader_of(path, **options)
+    reader.keep()
+    expected = expected_blocks(DOCUMENTS, blocks, options)
+    addresses = blocks.rows(0, 1, shuffle=True).offsets(np.arange(blocks.count))
+    for _ in range(6):
+        assert reader.read(addresses).batch.to_pylist() == expected
+    rows = reader.counts.stage("read").rows
+    assert reader.read(addresses[::-1]).batch.to_pylist() == expected[::-1]
+    assert reader.read(addresses[:0]).batch.num_rows == 0
+    assert reader.counts.stage("read").rows == rows
+
+
+def test_bad_documents_that_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("destrier.packing.held._PART_DOCUMENTS", 2)
+    documents = [[1, 2, 3], [4, 5], [], [7, -3], [6, 7, 8], [9, 10, 11]]
+    path = write(tmp_path / "t.lance", documents)
+    reader, blocks = reader_of(path, tolerant=True, block_size=3)
+    reader.keep()
+    addresses = blocks.rows(0, 0, shuffle=False).offsets(np.arange(blocks.count))
+    for _ in range(6):
+        rows = reader.read(addresses)
+        assert {b: error.offset for b, error in rows.errors.items()} == {1: 3, 2: 3}
+        good = [rows.batch["input_ids"][b].as_py() for b in (0, 3)]
+        assert good == [[1, 2, 3], [8, 9, 10]]
 
 
 def test_parallel_columns_are_cut_alike(tmp_path: Path):

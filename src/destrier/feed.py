@@ -178,7 +178,7 @@ class TableFeed:
         options: How much memory there is, and in which form rows are held.
         open_rows: Rows that open windows hold in this process.
         remote: Whether the table lies in an object store.
-        moves: Whether other rows come in each epoch, so that none are kept for the next.
+        held: What stays in memory and its bytes; None chooses.
         direct_shares: How many shares at the start are read by themselves.
     """
 
@@ -191,7 +191,7 @@ class TableFeed:
         *,
         open_rows: int,
         remote: bool,
-        moves: bool = False,
+        held: tuple[Held, int] | None = None,
         direct_shares: int = DIRECT_SHARES,
     ) -> None:
         self.reader = reader
@@ -205,15 +205,15 @@ class TableFeed:
         prefetch_bytes = options.prefetch_bytes
         self.row_bytes = measured_row_bytes(reader, rows, columnar=columnar)
         self.held: Held
-        self.held, self.held_bytes = choose_held(
+        self.held, self.held_bytes = held or choose_held(
             len(rows),
             open_rows,
             # Only columns are gathered from all rows at no more than it takes from few.
-            options.own_rows if columnar and not moves else 0,
+            options.own_rows if columnar else 0,
             row_bytes=self.row_bytes,
             memory=prefetch_bytes,
         )
-        if self.held == "shares" and open_rows:
+        if self.held == "shares" and open_rows and not self.held_bytes:
             wanted = int(open_rows * self.row_bytes)
             warnings.warn(
                 f"the open windows of the shuffle take about {wanted >> 20} MiB in this process, "

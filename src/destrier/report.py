@@ -19,7 +19,7 @@ from destrier.packing.documents import PackingReport
 from destrier.plan import Steps, check_batch
 from destrier.read import Reader
 from destrier.runner import DEFAULT_PREFETCH_BYTES
-from destrier.schedule import Held, Schedule, choose_held, open_rows
+from destrier.schedule import Held, Schedule, open_rows
 from destrier.table import Table, lance_call, redact
 from destrier.topology import Topology
 
@@ -366,6 +366,7 @@ class _Plan:
         epoch: int,
     ) -> None:
         self.stream = stream
+        self.columns = columns
         self.read_columns = stream.table_columns(columns)
         self.order = stream.order(epoch)
         self.global_batch = global_batch
@@ -417,8 +418,8 @@ class _Plan:
         return open_rows(self.order, self._splits_read)
 
     def _choose(self, own_rows: int) -> tuple[Held, int]:
-        return choose_held(
-            self.stream.count,
+        return self.stream.choose_held(
+            self.columns,
             self.open_rows // len(self.ranks),
             own_rows,
             row_bytes=self.row_bytes,

@@ -18,10 +18,11 @@ from destrier.links.columns import delivered_columns
 from destrier.order import Order
 from destrier.packing.documents import PackedRows
 from destrier.packing.packing import Packing
+from destrier.packing.reader import PackedReader
 from destrier.permutation import Permutation
 from destrier.plan import Cycles, Remainder, Steps
 from destrier.read import Reader
-from destrier.schedule import DIRECT_SHARES, Line, open_rows
+from destrier.schedule import DIRECT_SHARES, Held, Line, choose_held, open_rows
 from destrier.selection import RowList, select_rows
 from destrier.sizing import default_clump, default_num_splits
 from destrier.state import Identity, State
@@ -249,17 +250,58 @@ class TableStream:
             counts=options.counts,
             cache=options.cache,
         )
+        open_rows = self._owned_rows(options)
         return TableFeed(
             reader,
             self.rows,
             self.order,
             options,
-            open_rows=self._owned_rows(options),
+            open_rows=open_rows,
             remote=self.table.remote,
-            moves=self.packed is not None and self.packed.moves,
-            # each share of blocks opens more windows of documents than it has blocks
+            held=self._hold(reader, open_rows, options),
+            # each block of these shares needs the packing of a window of its own
             direct_shares=DIRECT_SHARES if self.packed is None else 1,
         )
+
+    def _hold(
+        self, reader: RowReader, open_rows: int, options: FeedOptions
+    ) -> tuple[Held, int] | None:
+        """What stays in memory where that is not rows as they are delivered."""
+        if self.packed is None or not self.packed.moves:
+            return None
+        held, size = self.choose_held(
+            reader.columns,
+            open_rows,
+            options.own_rows,
+            row_bytes=reader.row_bytes(),
+            memory=options.prefetch_bytes,
+        )
+        if held != "all":
+            return held, size
+        assert isinstance(reader, PackedReader)
+        reader.keep()
+        return "shares", size
+
+    def choose_held(
+        self,
+        columns: list[str],
+        open_rows: int,
+        own_rows: int,
+        *,
+        row_bytes: float,
+        memory: int,
+    ) -> tuple[Held, int]:
+        """Choose what stays in memory, as `destrier.schedule.choose_held` does.
+
+        Where blocks move it is all documents, from which each epoch cuts its own.
+        """
+        if self.packed is not None and self.packed.moves:
+            everything = self.packed.kept_bytes(self.table, columns) / self.count
+            held = choose_held(self.count, 0, own_rows, row_bytes=everything, memory=memory)
+            if held[0] == "all":
+                return held
+            own_rows = 0
+        return choose_held(self.count, open_rows, own_rows, row_bytes=row_bytes, memory=memory)
 
     def reader(
         self,

@@ -32,7 +32,8 @@ from destrier.packing.pieces import BlockRows, Pieces, no_pieces
 __all__ = ["BestFit", "Window", "pack_window"]
 
 _KEPT_BYTES = 48 << 20
-_SPACE = 1 << 32  # a space and the number of its block in one integer
+_BITS = 32  # of a block's number, below its space in one integer
+_SPACE = 1 << _BITS
 _NUMBER = _SPACE - 1
 
 
@@ -73,82 +74,103 @@ def pack_window(lengths: Ints, block_size: int) -> Window:
         >>> window.bounds.tolist(), window.document.tolist(), window.length.tolist()
         ([0, 2, 3, 5], [0, 2, 1, 1, 3], [3, 2, 5, 1, 4])
     """
-    whole = lengths // block_size
+    whole, rest = np.divmod(lengths, block_size)
     full = np.repeat(np.arange(len(lengths)), whole)
     nth = np.arange(len(full)) - np.repeat(np.cumsum(whole) - whole, whole)
-    rest = lengths - whole * block_size
-    by_length = np.argsort(-rest, kind="stable")
-    by_length = by_length[: np.count_nonzero(rest)]
+    by_length = _stable_order(block_size - rest)[: np.count_nonzero(rest)]
+    rest = rest[by_length]
     count = -(-int(lengths.sum()) // block_size)
-    numbers, documents, begins, sizes = _fit(
-        by_length.tolist(),
-        rest[by_length].tolist(),
-        [block_size * _SPACE + number for number in range(len(full), count)],
+    # No two pieces over half a block share one: while there are empty ones, each takes the next.
+    over = min(int(np.searchsorted(-rest, -(block_size // 2))), count - len(full))
+    spaces = np.arange(len(full), count) + block_size * _SPACE
+    spaces[:over] -= rest[:over] * _SPACE
+    number, piece, begin, size = _fit(over, rest.tolist(), np.sort(spaces[spaces >= _SPACE]))
+    document = by_length[piece]
+    taken = np.arange(len(full) + over)
+    return _numbered(
+        np.concatenate([taken, number]),
+        np.concatenate([full, by_length[:over], document]),
+        np.concatenate([nth, whole[by_length[:over]], whole[document]]) * block_size
+        + np.concatenate([np.zeros(len(taken), np.int64), begin]),
+        np.concatenate([np.full(len(full), block_size), rest[:over], size]),
+        count,
     )
-    number = np.concatenate([np.arange(len(full)), np.array(numbers, np.int64)])
-    document = np.concatenate([full, np.array(documents, np.int64)])
-    begin = np.array(begins, np.int64)
-    begin += (whole * block_size)[document[len(full) :]]
-    begin = np.concatenate([nth * block_size, begin])
-    size = np.concatenate([np.full(len(full), block_size), np.array(sizes, np.int64)])
-    return _numbered(number, document, begin, size, count)
 
 
-def _fit(
-    documents: list[int], lengths: list[int], spaces: list[int]
-) -> tuple[list[int], list[int], list[int], list[int]]:
-    """Place pieces, the longest first; the spaces are ascending."""
+def _fit(placed: int, lengths: list[int], empty: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """Place pieces, the longest first.
+
+    Args:
+        placed: How many of them are placed already.
+        lengths: Of all pieces, descending.
+        empty: Spaces with the numbers of their blocks, ascending.
+
+    Returns:
+        For each piece, or part of one, that was placed: the number of its block, which piece it
+        is of, its first token there, and its tokens.
+    """
+    spaces = empty.tolist()
     number: list[int] = []
-    document: list[int] = []
-    begin: list[int] = []
-    size: list[int] = []
-    left: list[tuple[int, int]] = []
-    for doc, length in zip(documents, lengths, strict=True):
-        i = bisect_left(spaces, length * _SPACE)
-        if i == len(spaces):
-            left.append((doc, length))
+    piece: list[int] = []
+    left: list[int] = []
+    needs = [length << _BITS for length in lengths[placed:]]
+    for i, need in enumerate(needs, placed):
+        at = bisect_left(spaces, need)
+        if at == len(spaces):
+            left.append(i)
             continue
-        space = spaces.pop(i)
+        space = spaces.pop(at)
         number.append(space & _NUMBER)
-        document.append(doc)
-        size.append(length)
-        space -= length * _SPACE
+        piece.append(i)
+        space -= need
         if space >= _SPACE:
-            insort(spaces, space)
+            spaces.insert(bisect_left(spaces, space, 0, at), space)
+    size = [lengths[i] for i in piece]
     begin = [0] * len(number)
-    for doc, length in left:
+    for i in left:
         done = 0
-        while done < length:
-            i = bisect_left(spaces, (length - done) * _SPACE)
-            if i == len(spaces):
-                i = bisect_left(spaces, spaces[-1] // _SPACE * _SPACE)
-            space = spaces.pop(i)
-            taken = min(space // _SPACE, length - done)
+        while done < lengths[i]:
+            at = bisect_left(spaces, (lengths[i] - done) << _BITS)
+            if at == len(spaces):
+                at = bisect_left(spaces, spaces[-1] >> _BITS << _BITS)
+            space = spaces.pop(at)
+            taken = min(space >> _BITS, lengths[i] - done)
             number.append(space & _NUMBER)
-            document.append(doc)
+            piece.append(i)
             begin.append(done)
             size.append(taken)
             done += taken
-            space -= taken * _SPACE
+            space -= taken << _BITS
             if space >= _SPACE:
                 insort(spaces, space)
-    return number, document, begin, size
+    found = (np.array(values, np.int64) for values in (number, piece, begin, size))
+    return tuple(found)  # type: ignore[return-value]
+
+
+def _stable_order(values: Ints) -> Ints:
+    """The places of values below 2**31 in ascending order, of equals the first one first.
+
+    Sorting words that carry their places is many times faster than sorting places.
+    """
+    order: Ints = np.sort((values << _BITS) | np.arange(len(values))) & _NUMBER
+    return order
 
 
 def _numbered(number: Ints, document: Ints, begin: Ints, size: Ints, count: int) -> Window:
     """Order pieces by document, and number blocks by their first piece."""
-    order = np.lexsort((begin, document))
-    found, first = np.unique(number[order], return_index=True)
-    assert len(found) == count, "a block of no tokens"
+    order = np.argsort((document << _BITS) | begin)
+    place = np.arange(len(order))
+    first = np.full(count, len(order))
+    np.minimum.at(first, number[order], place)
+    assert first.max(initial=-1) < len(order), "a block of no tokens"
     renumbered = np.empty(count, np.int64)
     renumbered[np.argsort(first)] = np.arange(count)
     block = renumbered[number[order]]
-    by_block = np.argsort(block, kind="stable")
-    block, order = block[by_block], order[by_block]
-    bounds = np.searchsorted(block, np.arange(count + 1))
+    order = order[_stable_order(block)]
+    bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(block, minlength=count))])
     length = size[order]
     at = np.cumsum(length) - length
-    at -= at[bounds[block]]
+    at -= np.repeat(at[bounds[:-1]], np.diff(bounds))
     kind = np.int32 if int(begin.max(initial=0)) < 1 << 31 else np.int64
     parts = (bounds, document[order], begin[order], length, at)
     return Window(*(part.astype(kind) for part in parts))

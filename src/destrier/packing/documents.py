@@ -114,6 +114,11 @@ class PackedRows:
         )
         return PackedReader(reader, self.packing, self.blocks, self.rows, names)
 
+    def kept_bytes(self, table: Table, columns: list[str]) -> int:
+        """Bytes of all documents in memory, for some columns of blocks."""
+        read = self.packing.read_columns(columns)
+        return self.blocks.lengths.tokens * self.packing.token_bytes(table, read)
+
     def columns(self, table: Table, columns: list[str] | None) -> list[str]:
         """The columns of blocks that are asked for; None is all.
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from destrier.check import integer
-from destrier.columns import dense_type
+from destrier.columns import dense_bytes, dense_type
 from destrier.errors import ArgumentError, ColumnError
 from destrier.packing.best_fit import BestFit
 from destrier.packing.concatenate import Concatenated
@@ -166,6 +166,11 @@ class Packing:
     def read_columns(self, columns: list[str]) -> list[str]:
         """The columns of the table that columns of blocks are made of."""
         return [self.column, *(name for name in columns if name in self.parallel)]
+
+    def token_bytes(self, table: Table, columns: list[str]) -> int:
+        """Bytes of a token in memory in some columns of the table."""
+        items = (table.schema.field(name).type.value_type for name in columns)
+        return sum(dense_bytes(item) for item in items)
 
     def _item(self, table: Table, name: str) -> pa.DataType:
         kind = table.schema.field(name).type

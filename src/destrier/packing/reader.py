@@ -14,16 +14,17 @@ from destrier.counters import Counts
 from destrier.errors import RowError
 from destrier.keyed import Ints
 from destrier.memory import fresh
+from destrier.packing.copying import copy_runs
+from destrier.packing.held import HeldDocuments
 from destrier.packing.packing import Packing
 from destrier.packing.pieces import Blocks, Pieces
-from destrier.packing.source import Documents
+from destrier.packing.source import Documents, read_documents
 from destrier.read import Reader, Rows
 from destrier.selection import RowList
 
 __all__ = ["PackedReader"]
 
 _RAGGED = 160  # bytes of a small array of its own
-_SHORT = 64  # tokens: runs that are shorter in the mean are copied token by token
 
 
 class PackedReader:
@@ -56,6 +57,13 @@ class PackedReader:
         self.counts: Counts = reader.counts
         schema = packing.schema(reader.table)
         self.schema = pa.schema([schema.field(name) for name in columns])
+        self._documents = self._read_documents
+
+    def keep(self) -> None:
+        """Keep all documents in memory once they are read."""
+        width = self._packing.token_bytes(self.table, self._reader.columns)
+        lengths = self._blocks.lengths
+        self._documents = HeldDocuments(self._read_documents, lengths, token_bytes=width).documents
 
     def row_bytes(self) -> float:
         """Bytes of a block in memory, about."""
@@ -74,11 +82,7 @@ class PackedReader:
         """
         pieces = self._blocks.pieces(offsets, ahead=1 if "labels" in self.columns else 0)
         places, document = np.unique(pieces.document, return_inverse=True)
-        documents = Documents(
-            self._reader, self._packing, self._blocks.lengths, places, self._rows.offsets(places)
-        )
-        if documents.errors and not self._reader.tolerant:
-            raise documents.errors[min(documents.errors)]
+        documents = self._documents(places)
         cut = _Cut(self._packing, pieces, document, documents, len(offsets))
         batch = pa.RecordBatch.from_arrays(
             [cut.column(field) for field in self.schema], schema=self.schema
@@ -90,6 +94,11 @@ class PackedReader:
             rows.index = np.arange(len(offsets))
             rows.index[list(failed)] = -1
         return rows
+
+    def _read_documents(self, places: Ints) -> Documents:
+        offsets = self._rows.offsets(places)
+        lengths = self._blocks.lengths
+        return read_documents(self._reader, self._packing, lengths, places, offsets)
 
 
 def _failed(pieces: Pieces, document: Ints, errors: dict[int, RowError]) -> dict[int, RowError]:
@@ -162,7 +171,7 @@ class _Cut:
         if self.documents.errors:  # their blocks are not delivered
             good = ~np.isin(self._document, list(self.documents.errors))
             source, target, length = source[good], target[good], length[good]
-        _copy(self.documents.values[name], source, flat, target, length)
+        copy_runs(self.documents.values[name], source, flat, target, length)
         return out
 
     def _labels(self, field: pa.Field) -> NDArray[Any]:
@@ -251,24 +260,3 @@ class _Cut:
 def _lists(values: NDArray[Any], field: pa.Field) -> pa.Array:
     flat = values.reshape(-1)
     return pa.FixedSizeListArray.from_arrays(pa.array(flat, field.type.value_type), type=field.type)
-
-
-def _copy(source: NDArray[Any], begin: Ints, out: NDArray[Any], target: Ints, length: Ints) -> None:
-    """Copy runs of values; runs that go on in both are copied as one."""
-    if not len(begin):
-        return
-    new = np.ones(len(begin), np.bool_)
-    new[1:] = (begin[1:] != begin[:-1] + length[:-1]) | (target[1:] != target[:-1] + length[:-1])
-    first = np.flatnonzero(new)
-    begin, target = begin[first], target[first]
-    length = np.add.reduceat(length, first)
-    total = int(length.sum())
-    if total < _SHORT * len(begin):
-        shift = np.cumsum(length) - length
-        each = np.arange(total)
-        out[each + np.repeat(target - shift, length)] = source[
-            each + np.repeat(begin - shift, length)
-        ]
-        return
-    for i, j, n in zip(begin.tolist(), target.tolist(), length.tolist(), strict=True):
-        out[j : j + n] = source[i : i + n]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,30 @@ from destrier.packing.packing import Packing
 from destrier.read import Reader
 from destrier.writing.layout import count_name
 
-__all__ = ["Documents"]
+__all__ = ["Documents", "read_documents"]
 
 
+@dataclass(frozen=True)
 class Documents:
-    """Documents that were read, each once.
+    """Some documents.
+
+    Attributes:
+        values: The tokens (and parallel values) of these and other documents, by column.
+        starts: Where each document begins there, by column.
+        sizes: Tokens of each document, without what is added.
+        errors: What is wrong with a document, by its number here.
+    """
+
+    values: dict[str, NDArray[Any]]
+    starts: dict[str, Ints]
+    sizes: Ints
+    errors: dict[int, RowError]
+
+
+def read_documents(
+    reader: Reader, packing: Packing, lengths: Lengths, places: Ints, offsets: Ints
+) -> Documents:
+    """Read documents, each once, and check them.
 
     Args:
         reader: Reads rows of the table.
@@ -28,12 +48,18 @@ class Documents:
         places: Their places in the selection, ascending.
         offsets: Their row offsets.
 
-    Attributes:
-        values: The tokens (and parallel values) of all documents that were read, by column.
-        starts: Where each document begins there, by column.
-        sizes: Tokens of each document, without what is added.
-        errors: What is wrong with a document, by its number here.
+    Raises:
+        ReadError: If a row cannot be read, or holds what is no token, and the reader is not
+            tolerant.
     """
+    read = _Reading(reader, packing, lengths, places, offsets)
+    if read.errors and not reader.tolerant:
+        raise read.errors[min(read.errors)]
+    return Documents(read.values, read.starts, read.sizes, read.errors)
+
+
+class _Reading:
+    """Documents as they are read, and what is wrong with them."""
 
     def __init__(
         self, reader: Reader, packing: Packing, lengths: Lengths, places: Ints, offsets: Ints
