@@ -48,6 +48,7 @@ if _TYPE_CHECKING:
     from destrier.loader import StreamingDataLoader
     from destrier.mixture import Mixture, cycle
     from destrier.order import Order
+    from destrier.packing.packed import Packed
     from destrier.permutation import Permutation
     from destrier.sampling import sample
     from destrier.splitting import split
@@ -75,6 +76,7 @@ __all__ = [
     "MissingRowError",
     "Mixture",
     "Order",
+    "Packed",
     "Permutation",
     "PermutationBuilder",
     "ReadError",
@@ -145,6 +147,7 @@ _PLACES = {
     "Mixture": "mixture",
     "cycle": "mixture",
     "Order": "order",
+    "Packed": "packing.packed",
     "Permutation": "permutation",
     "sample": "sampling",
     "split": "splitting",

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from destrier.check import check_positive
 from destrier.errors import ArgumentError, DestrierWarning, StateError, VersionError
 from destrier.foreign import as_permutation
+from destrier.order import Order
+from destrier.packing.packed import Packed
 from destrier.permutation import Part, Permutation, describe
 from destrier.plan import Remainder
 from destrier.rows import OnTransformError
@@ -56,8 +58,9 @@ class StreamingDataset(Streaming):
     the identity of the stream, so it can be loaded on any number of ranks and workers.
 
     Args:
-        table: A URI or path of a Lance dataset, a `lance.LanceDataset`, a LanceDB table, or a
-            `View` of one, whose rows and version are then those of the stream.
+        table: A URI or path of a Lance dataset, a `lance.LanceDataset`, a LanceDB table, a `View`
+            of one, whose rows and version are then those of the stream; or the documents of any of
+            these as blocks of tokens, `Packed`.
         version: Version number or tag. None takes the latest, or a loaded state's.
         storage_options: Passed to Lance, with limits on retries where they name none; or a
             function that returns them and is called again before their ``expires_at_millis``.
@@ -111,7 +114,7 @@ class StreamingDataset(Streaming):
 
     def __init__(
         self,
-        table: TableLike | View,
+        table: TableLike | View | Packed,
         *,
         version: int | str | None = None,
         storage_options: StorageOptions | None = None,
@@ -178,11 +181,14 @@ class StreamingDataset(Streaming):
             cache_bytes=cache_bytes,
             worker_info_override=worker_info_override,
         )
+        packed = table if isinstance(table, Packed) else None
+        source = table.table if isinstance(table, Packed) else table
         view = None
-        if isinstance(table, View):
-            _check_view(table, version, permutation)
-            self.columns = table.columns if columns is None else columns
-            view, table = table.rows, table.table
+        if isinstance(source, View):
+            _check_view(source, version, permutation)
+            if packed is None and columns is None:
+                self.columns = source.columns
+            view, source = source.rows, source.table
         self._settings = Settings(
             filter=filter,
             view=view,
@@ -191,12 +197,13 @@ class StreamingDataset(Streaming):
             shuffle_seed=shuffle_seed,
             shuffle_clump_size=shuffle_clump_size,
             shuffle_window=shuffle_window,
+            packing=None if packed is None else packed.packing,
         )
         self._connection_factory = connection_factory
         self._adopted: Settings | None = None
         # The rows of a view hold for its version, as those of a version that was given.
         self._version_given = version is not None or view is not None
-        self._table = open_table(table, version=version, storage_options=storage_options)
+        self._table = open_table(source, version=version, storage_options=storage_options)
         if permutation is not None:
             listing, self._table = as_permutation(permutation, self._table)
             self._settings = replace(self._settings, permutation=listing)
@@ -239,13 +246,18 @@ class StreamingDataset(Streaming):
             epoch: None takes the current epoch.
         """
         stream = self.stream()
+        if stream.packed is not None:
+            raise ArgumentError(
+                "the order of packed blocks cannot be written down as a list of rows; save the "
+                "permutation of the documents, and pack what it lists"
+            )
         if stream.listed:
             header = describe(stream.table, num_splits=stream.num_splits)
             return Permutation([Part(None, stream.rows)], header)
         number = self._position.epoch if epoch is None else epoch
-        return Permutation.of_order(
-            stream.table, stream.rows, stream.order(number), filter=stream.identity.filter
-        )
+        order = stream.order(number)
+        assert isinstance(order, Order)
+        return Permutation.of_order(stream.table, stream.rows, order, filter=stream.identity.filter)
 
     # ---- the state ------------------------------------------------------------------------------
 

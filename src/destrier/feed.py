@@ -182,6 +182,8 @@ class TableFeed:
         options: How much memory there is, and in which form rows are held.
         open_rows: Rows that open windows hold in this process.
         remote: Whether the table lies in an object store.
+        held: What stays in memory and its bytes; None chooses.
+        direct_shares: How many shares at the start are read by themselves.
     """
 
     def __init__(
@@ -193,6 +195,8 @@ class TableFeed:
         *,
         open_rows: int,
         remote: bool,
+        held: tuple[Held, int] | None = None,
+        direct_shares: int = DIRECT_SHARES,
     ) -> None:
         self.reader = reader
         self.rows = rows
@@ -201,10 +205,11 @@ class TableFeed:
         self.order = order
         self.columnar = columnar = options.columnar
         self.remote = remote
+        self._direct_shares = _REMOTE_DIRECT_SHARES if remote else direct_shares
         prefetch_bytes = options.prefetch_bytes
         self.row_bytes = measured_row_bytes(reader, rows, columnar=columnar)
         self.held: Held
-        self.held, self.held_bytes = choose_held(
+        self.held, self.held_bytes = held or choose_held(
             len(rows),
             open_rows,
             # Only columns are gathered from all rows at no more than it takes from few.
@@ -212,7 +217,7 @@ class TableFeed:
             row_bytes=self.row_bytes,
             memory=prefetch_bytes,
         )
-        if self.held == "shares" and open_rows:
+        if self.held == "shares" and open_rows and not self.held_bytes:
             wanted = int(open_rows * self.row_bytes)
             warnings.warn(
                 f"the open windows of the shuffle take about {wanted >> 20} MiB in this process, "
@@ -243,7 +248,7 @@ class TableFeed:
             held=self.held,
             loaded=any(complete),
             block_bytes=self.block_bytes,
-            direct_shares=_REMOTE_DIRECT_SHARES if self.remote else DIRECT_SHARES,
+            direct_shares=self._direct_shares,
             runs=self._runs,
         )
 

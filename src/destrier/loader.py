@@ -46,6 +46,7 @@ from destrier.workers import TransformWorkers, check_context
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from destrier.packing.packed import Packed
     from destrier.table import TableLike
     from destrier.topology import Replicas
     from destrier.view import View
@@ -118,7 +119,7 @@ class StreamingDataLoader:
 
     def __init__(
         self,
-        dataset: Streaming | TableLike | View,
+        dataset: Streaming | TableLike | View | Packed,
         *,
         batch_size: int | None = None,
         global_batch_size: int | None = None,

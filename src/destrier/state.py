@@ -83,6 +83,7 @@ class Identity:
     Attributes:
         rows: Digest of the row list.
         count: Its length.
+        packing: How documents are packed into the blocks that are listed; None for rows.
     """
 
     shuffle_seed: int
@@ -95,11 +96,12 @@ class Identity:
     table_version: int
     rows: str
     count: int
+    packing: str | None = None
 
     @property
     def plan_hash(self) -> str:
         """A digest of the order's parameters and of the selection's content, not its text."""
-        parts = (
+        parts: tuple[object, ...] = (
             ORDER_VERSION,
             self.shuffle_seed,
             self.num_splits,
@@ -109,16 +111,20 @@ class Identity:
             self.rows,
             self.count,
         )
+        if self.packing is not None:
+            parts = (*parts, self.packing)
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
     def brief(self) -> list[int | str | bool | None]:
         """The state without a position, as short as it can be: see `expanded`."""
         whole = self.state(0, 0)
-        return [whole[key] for key in _BRIEF]
+        packing = () if self.packing is None else (self.packing,)
+        return [*(whole[key] for key in _BRIEF), *packing]
 
     def state(self, epoch: int, counter: int) -> State:
         """The state at a position."""
         per_split = counter // self.num_splits
+        packing: State = {} if self.packing is None else {"packing": self.packing}
         return {
             "version": STATE_VERSION,
             "order_version": ORDER_VERSION,
@@ -135,6 +141,7 @@ class Identity:
             "plan_hash": self.plan_hash,
             "samples_consumed_per_split": per_split,
             "positions_consumed_per_split": per_split,
+            **packing,
         }
 
 
@@ -183,14 +190,15 @@ def expanded(brief: Any) -> State:
     Raises:
         StateError: If it is not one.
     """
-    if not isinstance(brief, list) or len(brief) != len(_BRIEF):
+    if not isinstance(brief, list) or len(brief) not in (len(_BRIEF), len(_BRIEF) + 1):
         raise StateError(f"the state of a source is cut: {brief!r}")
+    names = (*_BRIEF, "packing")
     start = dict.fromkeys(_COMMON, 0)
     state = {
         **start,
         "version": STATE_VERSION,
         "order_version": ORDER_VERSION,
-        **dict(zip(_BRIEF, brief, strict=True)),
+        **dict(zip(names, brief, strict=False)),
     }
     return check_state(state)
 
@@ -239,7 +247,8 @@ def _check_values(state: Mapping[str, Any], all_kinds: _Kinds) -> None:
     missing = [key for key in all_kinds if key not in state]
     if missing:
         raise StateError(f"the state lacks {', '.join(missing)}; it is cut or not of destrier")
-    for key, kinds in all_kinds.items():
+    known = {**all_kinds, "packing": (str,)} if "packing" in state else all_kinds
+    for key, kinds in known.items():
         value = state[key]
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             wanted = " or ".join(kind.__name__ for kind in kinds)

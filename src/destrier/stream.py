@@ -9,17 +9,22 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from destrier.caching.location import CacheFolder
 from destrier.check import integer
+from destrier.counters import Counts
 from destrier.errors import ArgumentError, ColumnError, StateError
-from destrier.feed import Feed, FeedOptions, TableFeed
+from destrier.feed import Feed, FeedOptions, RowReader, TableFeed
 from destrier.keyed import Ints
 from destrier.links.columns import delivered_columns
 from destrier.order import Order
+from destrier.packing.documents import PackedRows
+from destrier.packing.packing import Packing
+from destrier.packing.reader import PackedReader
 from destrier.permutation import Permutation
 from destrier.plan import Cycles, Remainder, Routes, Steps
 from destrier.read import Reader
 from destrier.rowlists import locality, streamed_rows
-from destrier.schedule import open_rows
+from destrier.schedule import DIRECT_SHARES, Held, Line, choose_held, open_rows
 from destrier.selection import RowList, select_rows
 from destrier.sizing import (
     OPEN_BYTES,
@@ -69,6 +74,7 @@ class Settings:
     shuffle_seed: int | None = None
     shuffle_clump_size: int | None = None
     shuffle_window: int | None = None
+    packing: Packing | None = None
 
     def __post_init__(self) -> None:
         for name, least, below in (
@@ -97,7 +103,12 @@ class Settings:
         Raises:
             StateError: Naming the setting and both values.
         """
-        taken: dict[str, Any] = {"permutation": self.permutation, "view": self.view}
+        self._check_packing(state)
+        taken: dict[str, Any] = {
+            "permutation": self.permutation,
+            "view": self.view,
+            "packing": self.packing,
+        }
         for name, key in (
             ("num_splits", "num_splits"),
             ("shuffle_seed", "shuffle_seed"),
@@ -117,6 +128,16 @@ class Settings:
                 )
             taken[name] = stored
         return Settings(**taken)
+
+    def _check_packing(self, state: State) -> None:
+        stored = state.get("packing")
+        given = None if self.packing is None else self.packing.text
+        if given != stored:
+            raise StateError(
+                f"packing mismatch: the state has {stored or 'rows that are not packed'}, this "
+                f"stream {given or 'rows that are not packed'}; make the stream as it was, or "
+                f"start the next epoch instead of loading: epoch={_next(state)}"
+            )
 
     @staticmethod
     def _without_meaning(name: str, state: State) -> bool:
@@ -182,12 +203,14 @@ class TableStream:
         rows: The row list that the order permutes.
         identity: The parameters, and the digests of table and rows.
         listed: Whether sample g is listing entry g (a permutation that is not shuffled).
+        packed: The documents and their blocks, where the rows are blocks.
     """
 
     table: Table
     rows: RowList
     identity: Identity
     listed: bool = False
+    packed: PackedRows | None = None
 
     @property
     def count(self) -> int:
@@ -247,22 +270,107 @@ class TableStream:
         Raises:
             ColumnError: If a column is not in the table, or none is left.
         """
-        reader = Reader(
-            self.table,
-            chosen_columns(self.table, options.columns),
+        reader = self.reader(
+            options.columns,
             tolerant=options.tolerant,
             counts=options.counts,
             cache=options.cache,
-            rows=self.rows,
         )
+        open_rows = self._owned_rows(options)
         return TableFeed(
             reader,
             self.rows,
             self.order,
             options,
-            open_rows=self._owned_rows(options),
+            open_rows=open_rows,
             remote=self.table.remote,
+            held=self._hold(reader, open_rows, options),
+            # each block of these shares needs the packing of a window of its own
+            direct_shares=DIRECT_SHARES if self.packed is None else 1,
         )
+
+    def _hold(
+        self, reader: RowReader, open_rows: int, options: FeedOptions
+    ) -> tuple[Held, int] | None:
+        """What stays in memory where that is not rows as they are delivered."""
+        if self.packed is None or not self.packed.moves:
+            return None
+        held, size = self.choose_held(
+            reader.columns,
+            open_rows,
+            options.own_rows,
+            row_bytes=reader.row_bytes(),
+            memory=options.prefetch_bytes,
+        )
+        if held != "all":
+            return held, size
+        assert isinstance(reader, PackedReader)
+        reader.keep()
+        return "shares", size
+
+    def choose_held(
+        self,
+        columns: list[str],
+        open_rows: int,
+        own_rows: int,
+        *,
+        row_bytes: float,
+        memory: int,
+    ) -> tuple[Held, int]:
+        """Choose what stays in memory, as `destrier.schedule.choose_held` does.
+
+        Where blocks move it is all documents, from which each epoch cuts its own.
+        """
+        if self.packed is not None and self.packed.moves:
+            everything = self.packed.kept_bytes(self.table, columns) / self.count
+            held = choose_held(self.count, 0, own_rows, row_bytes=everything, memory=memory)
+            if held[0] == "all":
+                return held
+            own_rows = 0
+        return choose_held(self.count, open_rows, own_rows, row_bytes=row_bytes, memory=memory)
+
+    def reader(
+        self,
+        columns: list[str] | None,
+        *,
+        tolerant: bool = False,
+        counts: Counts | None = None,
+        cache: CacheFolder | None = None,
+    ) -> RowReader:
+        """What reads its rows by offset, or its blocks by address.
+
+        Args:
+            columns: Names of the columns; None is all.
+            tolerant: Whether a row that cannot be read is reported (else it is raised).
+            counts: Where bytes and seconds are added up.
+            cache: A folder on local disk to read through.
+
+        Raises:
+            ColumnError: If there is no such column, or none is left.
+        """
+        if self.packed is not None:
+            return self.packed.reader(
+                self.table, columns, tolerant=tolerant, counts=counts, cache=cache
+            )
+        names = chosen_columns(self.table, columns)
+        return Reader(
+            self.table, names, tolerant=tolerant, counts=counts, cache=cache, rows=self.rows
+        )
+
+    def columns(self, columns: list[str] | None) -> list[str]:
+        """The columns that are delivered; None is all.
+
+        Raises:
+            ColumnError: If there is no such column, or none is left.
+        """
+        if self.packed is None:
+            return chosen_columns(self.table, columns)
+        return self.packed.columns(self.table, columns)
+
+    def table_columns(self, columns: list[str] | None) -> list[str]:
+        """The columns of the table that are read for some columns of samples."""
+        names = self.columns(columns)
+        return names if self.packed is None else self.packed.packing.read_columns(names)
 
     def _owned_rows(self, options: FeedOptions) -> int:
         """Rows that open windows hold in this process."""
@@ -277,10 +385,10 @@ class TableStream:
         steps = Steps(batch * period, 0, batch, order.num_splits, topology)
         return open_rows(order, len(np.unique(steps.samples(0, period)[0] % order.num_splits)))
 
-    def order(self, epoch: int) -> Order:
+    def order(self, epoch: int) -> Line:
         """The order of an epoch."""
         identity = self.identity
-        return Order(
+        order = Order(
             identity.count,
             seed=identity.shuffle_seed,
             epoch=epoch,
@@ -289,6 +397,7 @@ class TableStream:
             window=identity.window,
             shuffle=identity.shuffle,
         )
+        return order if self.packed is None else self.packed.line(order)
 
     def check_plan(self, state: State) -> None:
         """Raise unless a state was saved over the same order of the same rows.
@@ -377,10 +486,14 @@ def resolve_stream(
         rows = streamed_rows(table, settings.view, settings.filter)
     else:
         rows = select_rows(table, settings.filter)
-    count = len(rows)
     shuffle = settings.shuffle
     if shuffle is None:
         shuffle = settings.permutation is None
+    packed, packing = None, settings.packing
+    if packing is not None:
+        packed = PackedRows(packing, rows, packing.blocks(table, rows), shuffle)
+        rows, lanes = packed.addresses, None
+    count = len(rows)
     listed = settings.permutation is not None and not shuffle
     num_splits = settings.num_splits
     if num_splits is None:
@@ -403,10 +516,11 @@ def resolve_stream(
         filter=settings.filter,
         table_identity=table.identity,
         table_version=table.version,
-        rows=rows.digest,
+        rows=rows.digest if packed is None else packed.digest,
         count=count,
+        packing=None if packing is None else packing.text,
     )
-    stream = TableStream(table, rows, identity, listed)
+    stream = TableStream(table, rows, identity, listed, packed)
     _ = stream.order(0)  # refuses sizes that no order can have
     return stream
 
@@ -415,6 +529,17 @@ def _shuffle_sizes(
     table: Table, settings: Settings, rows: RowList, num_splits: int, open_bytes: int
 ) -> tuple[int, int]:
     clump_size = settings.shuffle_clump_size
+    if settings.packing is not None:
+        return default_clump(
+            len(rows),
+            num_splits=num_splits,
+            row_bytes=settings.packing.row_bytes,
+            remote=table.remote,
+            clump_size=clump_size,
+            window=settings.shuffle_window,
+            open_bytes=open_bytes,
+            read_bytes=settings.packing.read_bytes,
+        )
     density = None if settings.permutation is not None else locality(rows, table.num_rows)
     if density is None and clump_size is None:
         clump_size = 1  # nothing is known of where successive entries of a listing lie
