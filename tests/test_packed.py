@@ -189,17 +189,16 @@ def test_rows_of_row_mode_are_blocks(corpus: str):
     assert len(rows[0]["input_ids"]) == 32
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_blocks_through_torch_workers(corpus: str, how: dict[str, Any], workers: int):
+def test_blocks_through_torch_workers(corpus: str):
     def batches(count: int) -> list[Any]:
-        dataset = StreamingDataset(Packed(corpus, block_size=32, **how), batch_size=8)
+        dataset = StreamingDataset(Packed(corpus, block_size=32), batch_size=8)
         context = "spawn" if count else None
         loader = DataLoader(
             dataset, batch_size=None, num_workers=count, multiprocessing_context=context
         )
         return [batch["input_ids"].tolist() for batch in loader]
 
-    assert batches(workers) == batches(0)
+    assert batches(2) == batches(0)
 
 
 def test_packed_survives_a_pickle(corpus: str):
