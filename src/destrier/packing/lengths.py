@@ -27,7 +27,7 @@ __all__ = ["Lengths", "find_lengths", "list_kind"]
 _PIECE = 1 << 18  # documents worked on at once
 _SCAN_ROWS = 1 << 16
 _SCAN_AHEAD = 4  # batches; Lance would read gigabytes ahead
-_SCAN_BYTES = 32 << 20
+_SCAN_BYTES = 8 << 20
 _LIST_BYTES = 8 << 20  # of a batch of lists, about
 
 
@@ -178,6 +178,7 @@ def _scanned(table: Table, column: str) -> Iterator[NDArray[np.uint32]]:
             columns=[name],
             batch_size=rows,
             batch_readahead=_SCAN_AHEAD,
+            fragment_readahead=1,
             io_buffer_size=_SCAN_BYTES,
             scan_in_order=True,
         )
