@@ -15,7 +15,7 @@ demo: $(INSTALLED) ## Train on real digits, kill the run, resume it on 3 and 1 p
 	$(BIN)/destrier demo
 
 test: $(INSTALLED) peers ## Run the tests
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n logical --maxprocesses 4 --dist loadfile
 
 check: $(INSTALLED) ## Check style and types
 	$(BIN)/ruff check .

@@ -10,16 +10,19 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import torch
 
+import packed
 import tables
 from destrier import (
     Order,
+    Packed,
     Permutation,
     PermutationBuilder,
     StreamingDataLoader,
@@ -29,7 +32,7 @@ from destrier import (
     subsample,
     subset,
 )
-from destrier.keyed import SUBSAMPLE_KEY, epoch_key, permute, subkey
+from destrier.keyed import PACKING_KEY, SUBSAMPLE_KEY, epoch_key, permute, subkey
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -53,7 +56,10 @@ KINDS = (
     "view of a split",
     "view with a filter",
     "subsample above 1",
+    "packed",
+    "packed best fit",
 )
+BLOCK = 3  # tokens of a packed block: documents have 0 to 4
 
 
 # ---- kinds of stream --------------------------------------------------------------------------
@@ -87,6 +93,20 @@ class Kind:
         """Samples in an epoch."""
         return len(self.listed)
 
+    @property
+    def source(self) -> Any:
+        """What is streamed."""
+        return self.path
+
+    @property
+    def columns(self) -> list[str] | None:
+        """The columns that are read."""
+        return COLUMNS
+
+    def chosen(self, state: dict[str, Any], epoch: int) -> list[int]:  # noqa: ARG002 - of others
+        """Return the row offsets of an epoch, in any order."""
+        return self.listed.tolist()
+
     def offsets(self, state: dict[str, Any], epoch: int) -> list[int]:
         """Return the row offset of every sample of an epoch; sizes are taken from a state."""
         if self.fixed:
@@ -100,7 +120,73 @@ class Kind:
             window=state["window"],
             shuffle=state["shuffle"],
         )
-        return self.listed[order.rows(np.arange(self.count))].tolist()
+        return np.array(self.chosen(state, epoch))[order.rows(np.arange(self.count))].tolist()
+
+    def check(self, batch: dict[str, Any]) -> None:
+        """Check every value of a batch against its row offset."""
+        ids = self.ids[batch["row_offset"].numpy()]
+        assert batch["id"].tolist() == ids.tolist()
+        assert batch["label"].tolist() == (ids % tables.CLASSES).tolist()
+        assert batch["label"].dtype == torch.int32
+        assert batch["vector"].shape == (len(ids), 4)
+        expected = (ids[:, None] + np.arange(4) / 4).astype(np.float32)
+        assert np.array_equal(batch["vector"].numpy(), expected)
+        assert batch["name"] == [f"row {i}" for i in ids.tolist()]
+        assert [t.tolist() for t in batch["tokens"]] == [tokens_of(i) for i in ids.tolist()]
+
+
+def tokens_of(i: int) -> list[int]:
+    """Return the tokens of the row with this id."""
+    return list(range(i, i + i % 5))
+
+
+@dataclass(frozen=True)
+class PackedKind(Kind):
+    """A stream of blocks; row offsets are their addresses, and ``listed`` their numbers.
+
+    Attributes:
+        packing: What Packed is given.
+        documents: The tokens of the selected rows.
+    """
+
+    packing: dict[str, Any] = field(default_factory=dict)
+    documents: list[list[int]] = field(default_factory=list)
+
+    @property
+    def source(self) -> Any:
+        return Packed(self.path, block_size=BLOCK, labels=True, documents=True, **self.packing)
+
+    @property
+    def columns(self) -> list[str] | None:
+        return None
+
+    @cached_property
+    def line(self) -> list[tuple[int, int]]:
+        """All tokens: document and place."""
+        return [(d, i) for d, tokens in enumerate(self.documents) for i in range(len(tokens))]
+
+    @cached_property
+    def windows(self) -> list[packed.Block]:
+        """All blocks of best fit."""
+        lengths = [len(tokens) for tokens in self.documents]
+        return packed.windows(lengths, BLOCK, self.packing["window"])
+
+    def chosen(self, state: dict[str, Any], epoch: int) -> list[int]:
+        if "window" in self.packing:
+            return self.listed.tolist()
+        total = len(self.line)
+        key = subkey(epoch_key(state["shuffle_seed"], epoch), PACKING_KEY)
+        first = (key * total) >> 64
+        return [(first + b * BLOCK) % total for b in range(self.count)]
+
+    def check(self, batch: dict[str, Any]) -> None:
+        for i, address in enumerate(batch["row_offset"].tolist()):
+            if "window" in self.packing:
+                block = self.windows[address]
+            else:
+                (block,) = packed.cut(self.line, [address], BLOCK, circle=True)
+            wanted = packed.columns(block, self.documents, BLOCK)
+            assert {name: batch[name][i].tolist() for name in wanted} == wanted
 
 
 def make_kind(  # noqa: C901, PLR0911, PLR0912 - one branch a kind
@@ -154,7 +240,25 @@ def make_kind(  # noqa: C901, PLR0911, PLR0912 - one branch a kind
     if name == "permutation shuffled":
         options = {"permutation": given, "shuffle": True, "shuffle_seed": 2, **clumps}
         return Kind(path, ids, options, curriculum)
+    if name == "packed":
+        kind = PackedKind(path, ids, clumps, everything, packing={}, documents=tokens(ids))
+        return replace(kind, listed=np.arange(len(kind.line) // BLOCK))
+    if name == "packed best fit":
+        kind = PackedKind(
+            path,
+            ids,
+            {"filter": "label < 7", **clumps},
+            everything,
+            packing={"how": "best_fit", "pad_id": 0, "window": 64},
+            documents=tokens(ids[labelled]),
+        )
+        return replace(kind, listed=np.arange(len(kind.windows)))
     raise AssertionError(name)
+
+
+def tokens(ids: np.ndarray[Any, Any]) -> list[list[int]]:
+    """Return the tokens of some rows."""
+    return [tokens_of(i) for i in ids.tolist()]
 
 
 # ---- the slow plan ----------------------------------------------------------------------------
@@ -198,15 +302,15 @@ class Batch:
 @contextmanager
 def opened(face: str, kind: Kind, *, batch: int, **options: Any) -> Iterator[Any]:
     """Open a stream through our loader or through the dataset's batch mode; close it after."""
-    settings = {"columns": COLUMNS, **kind.options}
+    settings = {"columns": kind.columns, **kind.options}
     own = {k: options.pop(k) for k in ("remainder", "uneven") if k in options}
     settings.update(options)
     if face == "loader":
-        dataset = StreamingDataset(kind.path, **settings)
+        dataset = StreamingDataset(kind.source, **settings)
         stream: Any = StreamingDataLoader(dataset, global_batch_size=batch, with_index=True, **own)
     else:
         stream = StreamingDataset(
-            kind.path, global_batch_size=batch, with_index=True, **own, **settings
+            kind.source, global_batch_size=batch, with_index=True, **own, **settings
         )
     try:
         yield stream
@@ -218,17 +322,7 @@ def check(kind: Kind, batch: dict[str, Any]) -> Batch:
     """Check every value of a batch against its row offset."""
     samples, offsets = batch["sample_index"], batch["row_offset"]
     assert samples.dtype == offsets.dtype == torch.int64
-    ids = kind.ids[offsets.numpy()]
-    assert batch["id"].tolist() == ids.tolist()
-    assert batch["label"].tolist() == (ids % tables.CLASSES).tolist()
-    assert batch["label"].dtype == torch.int32
-    assert batch["vector"].shape == (len(ids), 4)
-    expected = (ids[:, None] + np.arange(4) / 4).astype(np.float32)
-    assert np.array_equal(batch["vector"].numpy(), expected)
-    assert batch["name"] == [f"row {i}" for i in ids.tolist()]
-    assert [t.tolist() for t in batch["tokens"]] == [
-        list(range(i, i + i % 5)) for i in ids.tolist()
-    ]
+    kind.check(batch)
     mask = tuple(batch["mask"].tolist()) if "mask" in batch else None
     return Batch(tuple(samples.tolist()), tuple(offsets.tolist()), mask)
 

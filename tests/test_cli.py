@@ -236,9 +236,9 @@ def test_a_plan_holds_what_a_loader_holds(capsys, tmp_path: Path):
     order = {"num_splits": 64, "shuffle_clump_size": 2, "shuffle_window": 2}
     with StreamingDataLoader(StreamingDataset(path, **order), batch_size=64) as loader:
         next(iter(loader))
-        assert report["open_bytes"] == report["open_rows"] * loader._runner.row_bytes
-        assert report["held"] == loader._runner.held
-        assert loader._runner.row_bytes > 3000
+        assert report["open_bytes"] == report["open_rows"] * loader._runner.work.feed.row_bytes
+        assert report["held"] == loader._runner.work.feed.held
+        assert loader._runner.work.feed.row_bytes > 3000
 
 
 def test_plan_without_a_shuffle(capsys, table_path):

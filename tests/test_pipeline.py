@@ -31,6 +31,7 @@ from destrier import (
     StreamingDataLoader,
     StreamingDataset,
     TransformError,
+    feed,
     pipeline,
     schedule,
     selection,
@@ -186,7 +187,7 @@ def test_a_loader_in_a_cycle_is_collected_by_a_thread_of_its_own(
         return run
 
     if where == "drive":
-        monkeypatch.setattr(pipeline._Memory, "share", collecting(pipeline._Memory.share))
+        monkeypatch.setattr(feed.TableMemory, "share", collecting(feed.TableMemory.share))
     if where == "read":
         monkeypatch.setattr(Reader, "read", collecting(Reader.read))
 
@@ -664,7 +665,7 @@ def test_a_stopped_pipeline_holds_no_rows(  # noqa: C901 - a branch a way to sto
     table: str, monkeypatch: pytest.MonkeyPatch, no_collector: None, form: str, how: str
 ) -> None:
     held: list[weakref.ref[Any]] = []
-    read, put, load = Reader.read, ColumnPool.put, pipeline._Memory.load
+    read, put, load = Reader.read, ColumnPool.put, feed.TableMemory.load
 
     def reading(self: Reader, offsets: Any) -> Rows:
         rows = read(self, offsets)
@@ -681,7 +682,7 @@ def test_a_stopped_pipeline_holds_no_rows(  # noqa: C901 - a branch a way to sto
 
     monkeypatch.setattr(Reader, "read", reading)
     monkeypatch.setattr(ColumnPool, "put", putting)
-    monkeypatch.setattr(pipeline._Memory, "load", loading)
+    monkeypatch.setattr(feed.TableMemory, "load", loading)
     calls = Counter()
 
     def fails_late(batch: Any) -> Any:
@@ -902,7 +903,7 @@ def test_places_hold_the_rows_of_the_order(
     name: str, most_rows: int, what: schedule.Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if what == "all":
-        monkeypatch.setattr(schedule, "_BLOCK_ROWS", most_rows)  # how many are planned at once
+        monkeypatch.setattr(schedule, "BLOCK_ROWS", most_rows)  # how many are planned at once
     order, shares_of = PLANS[name]
     shares = shares_of(order)
     blocks = schedule.Schedule(
@@ -1049,14 +1050,14 @@ def test_python_objects_are_counted_as_what_they_take(tmp_path: Path) -> None:
     with StreamingDataLoader(dataset, batch_size=10) as loader:
         next(iter(loader))
         assert loader._runner is not None
-        assert loader._runner.row_bytes == pytest.approx(taken, rel=0.2)
+        assert loader._runner.work.feed.row_bytes == pytest.approx(taken, rel=0.2)
     for rows, held in ((450, "all"), (350, "windows")):
         with StreamingDataLoader(
             dataset, batch_size=10, prefetch_bytes=int(rows * taken)
         ) as loader:
             next(iter(loader))
             assert loader._runner is not None
-            assert loader._runner.held == held
+            assert loader._runner.work.feed.held == held
 
 
 def test_narrow_columns_lie_close() -> None:

@@ -46,7 +46,9 @@ if _TYPE_CHECKING:
     from destrier.jobs.optimizing import ALL_DONE, optimize
     from destrier.links.relinking import relink
     from destrier.loader import StreamingDataLoader
+    from destrier.mixture import Mixture, cycle
     from destrier.order import Order
+    from destrier.packing.packed import Packed
     from destrier.permutation import Permutation
     from destrier.sampling import sample
     from destrier.splitting import split
@@ -72,7 +74,9 @@ __all__ = [
     "MissingDependencyError",
     "MissingKeyError",
     "MissingRowError",
+    "Mixture",
     "Order",
+    "Packed",
     "Permutation",
     "PermutationBuilder",
     "ReadError",
@@ -94,6 +98,7 @@ __all__ = [
     "append",
     "concat",
     "convert",
+    "cycle",
     "delete",
     "export",
     "gather",
@@ -139,7 +144,10 @@ _PLACES = {
     "optimize": "jobs.optimizing",
     "relink": "links.relinking",
     "StreamingDataLoader": "loader",
+    "Mixture": "mixture",
+    "cycle": "mixture",
     "Order": "order",
+    "Packed": "packing.packed",
     "Permutation": "permutation",
     "sample": "sampling",
     "split": "splitting",

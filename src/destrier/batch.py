@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -27,7 +27,6 @@ from destrier.images import Image
 from destrier.keyed import ROW_SEED_KEY, Ints, epoch_key, hash_words, subkey
 from destrier.plan import Remainder
 from destrier.pool import Gathered
-from destrier.table import Table
 
 __all__ = [
     "INDEX_COLUMNS",
@@ -56,6 +55,7 @@ class RawBatch:
         data: The rows that could be read, in order.
         errors: By position, the rows that could not.
         padded: With ``remainder="pad"``, which rows are repeats; None otherwise.
+        sources: Of several tables, which one each row is of; None where there is one.
     """
 
     epoch: int
@@ -64,6 +64,7 @@ class RawBatch:
     data: Gathered
     errors: dict[int, RowError] = field(default_factory=dict)
     padded: NDArray[np.bool_] | None = None
+    sources: Ints | None = None
 
 
 @dataclass
@@ -88,7 +89,7 @@ class Finisher:
     """Turns shares into batches. Has no state, so that it can work in any thread or process.
 
     Args:
-        table: The table's name, for errors.
+        tables: The names of the tables, for errors.
         seed: The stream's seed, for the seeds of a transform.
         format: What the transform or the consumer receives.
         images: Image columns and how they are decoded.
@@ -100,7 +101,7 @@ class Finisher:
         counts: Where the seconds of its stages are added up.
     """
 
-    table: str
+    tables: Sequence[str]
     seed: int
     format: Format
     images: Mapping[str, Image]
@@ -123,7 +124,9 @@ class Finisher:
             rows = np.delete(rows, list(errors))
         if isinstance(data, dict):
             with self._measured("decode", self.images, len(rows)):
-                data, undecoded = decode_rows(data, self.images, raw.offsets[rows], self.table)
+                data, undecoded = decode_rows(
+                    data, self.images, raw.offsets[rows], lambda i: self._table(raw, rows[i])
+                )
             if undecoded:
                 errors.update({int(rows[i]): error for i, error in undecoded.items()})
                 keep = np.delete(np.arange(len(rows)), list(undecoded))
@@ -136,6 +139,10 @@ class Finisher:
                 batch = self.collate_fn(batch)
         failed = [errors[position] for position in sorted(errors)]
         return Finished(batch, failed)
+
+    def _table(self, raw: RawBatch, position: int) -> str:
+        """The name of the table that a row is of."""
+        return self.tables[0 if raw.sources is None else int(raw.sources[position])]
 
     def _measured(self, stage: str, work: object, rows: int) -> AbstractContextManager[None]:
         """Count a stage, if there is work for it."""
@@ -211,9 +218,11 @@ class Finisher:
         except Exception as error:
             if not len(offsets):
                 return batch  # a transform need not understand a batch of no rows
-            what = f"row {offsets[0]}" if len(offsets) == 1 else f"a batch of {len(offsets)} rows"
+            what = f"a batch of {len(offsets)} rows of {', '.join(self.tables)}"
+            if len(offsets) == 1:
+                what = f"row {offsets[0]} of {self._table(raw, sources[0])}"
             raise TransformError(
-                f"the transform failed on {what} of {self.table}: {type(error).__name__}: {error}"
+                f"the transform failed on {what}: {type(error).__name__}: {error}"
             ) from error
         check_length(out, len(positions))
         return out
@@ -307,13 +316,13 @@ def batch_bytes(batch: Any) -> int:
 
 
 def check_extra_columns(
-    columns: list[str], with_index: bool, remainder: Remainder, table: Table
+    columns: Sequence[str], with_index: bool, remainder: Remainder, tables: Sequence[str]
 ) -> None:
     """Raise if a column that is added to batches has the name of one that is read."""
     extra = [*(INDEX_COLUMNS if with_index else ()), *(("mask",) if remainder == "pad" else ())]
     for name in extra:
         if name in columns:
             raise ColumnError(
-                f"the batch gets a column {name!r}, which {table.name} has too; leave it out with "
-                "columns="
+                f"the batch gets a column {name!r}, which {', '.join(tables)} has too; leave it "
+                "out with columns="
             )

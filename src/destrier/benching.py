@@ -13,10 +13,10 @@ import numpy as np
 
 from destrier.dataset import StreamingDataset
 from destrier.decode import Decode
+from destrier.feed import TableFeed
 from destrier.loader import StreamingDataLoader
 from destrier.read import Reader
 from destrier.report import blob_columns
-from destrier.runner import chosen_columns
 from destrier.schedule import BLOCK_BYTES
 from destrier.stats import Stats
 from destrier.table import Table, lance_call
@@ -118,14 +118,15 @@ def bench(
     streamed = loader(dataset)
     stream = dataset.stream(streamed.total_batch_size)
     opened = time.perf_counter() - began
-    columns = chosen_columns(stream, dataset.columns)
+    columns = stream.table_columns(dataset.columns)
     with streamed, contextlib.ExitStack() as stack:
         if trace is not None:
             stack.enter_context(streamed.trace(trace))
         _run(streamed, seconds)
         stats = streamed.stats()
         runner = streamed._runner  # noqa: SLF001 - only measuring asks for it
-        held = runner is not None and runner.held == "all"
+        feed = None if runner is None else runner.work.feed
+        held = isinstance(feed, TableFeed) and feed.held == "all"
     elsewhere = _ended_processes() - elsewhere
     with loader(dataset, repeat_batch=True) as repeating:
         _run(repeating, seconds * SHARE)

@@ -7,7 +7,7 @@ from typing import Any
 
 from destrier.errors import ArgumentError
 
-__all__ = ["integer"]
+__all__ = ["check_positive", "integer"]
 
 
 def integer(name: str, value: Any, least: int = 0, below: int | None = None) -> int:
@@ -36,3 +36,14 @@ def integer(name: str, value: Any, least: int = 0, below: int | None = None) -> 
     if number < least:
         raise ArgumentError(f"{name} must be at least {least}, got {number}")
     return number
+
+
+def check_positive(**sizes: int | None) -> None:
+    """Raise unless every argument that was given is an integer above 0.
+
+    Raises:
+        ArgumentError: Naming the argument.
+    """
+    for name, size in sizes.items():
+        if size is not None and integer(name, size, -(1 << 62)) <= 0:
+            raise ArgumentError(f"{name} must be greater than 0, got {size}")

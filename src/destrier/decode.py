@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -63,22 +63,29 @@ def _is_image(field: pa.Field) -> bool:
 
 
 def decode_rows(
-    columns: Columns, images: Mapping[str, Image], offsets: Ints, table: str
+    columns: Columns, images: Mapping[str, Image], offsets: Ints, table: Callable[[int], str]
 ) -> tuple[Columns, dict[int, DecodeError]]:
-    """Decode image columns and find the rows that cannot be delivered, by position."""
+    """Decode image columns and find the rows that cannot be delivered, by position.
+
+    Args:
+        columns: The rows.
+        images: Which columns are images, and how they are decoded.
+        offsets: Row offset of each row.
+        table: From a position to the name of the table that its row is of.
+    """
     errors: dict[int, DecodeError] = {}
     out: Columns = {}
     for name, column in columns.items():
         if column.valid is not None:
             for i in np.flatnonzero(~column.valid).tolist():
-                errors.setdefault(i, _null(name, column, int(offsets[i]), table))
+                errors.setdefault(i, _null(name, column, int(offsets[i]), table(i)))
         if name not in images:
             out[name] = column
             continue
         values, broken = decode_images(column.values, images[name])
         for i, error in broken.items():
             failed = DecodeError(
-                f"cannot decode column {name!r} of row {offsets[i]} of {table} as an "
+                f"cannot decode column {name!r} of row {offsets[i]} of {table(i)} as an "
                 f"image: {error}",
                 offset=int(offsets[i]),
                 column=name,

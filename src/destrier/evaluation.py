@@ -15,6 +15,7 @@ from destrier.dataset import StreamingDataset
 from destrier.errors import ArgumentError
 from destrier.keyed import Ints
 from destrier.loader import StreamingDataLoader
+from destrier.streaming import Streaming
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -135,17 +136,23 @@ def _places(index: Ints, of: StreamingDataLoader | StreamingDataset | int) -> tu
 
     A sample index beyond the last one is such a repeat.
     """
-    stream = None
-    if isinstance(of, StreamingDataLoader):
-        stream = of.dataset.stream(of.total_batch_size)
-    elif isinstance(of, StreamingDataset):
-        stream = of.stream()
+    dataset, batch = (
+        (of, None)
+        if not isinstance(of, StreamingDataLoader)
+        else (
+            of.dataset,
+            of.total_batch_size,
+        )
+    )
+    stream = dataset.stream(batch) if isinstance(dataset, StreamingDataset) else None
+    if isinstance(dataset, Streaming) and stream is None:
+        raise ArgumentError(f"{dataset!r} has no one table order: evaluate its sources one by one")
     if stream is not None and stream.identity.shuffle:
         raise ArgumentError(
             "the stream is shuffled, so its sample_index says nothing of the order of the rows: "
             "evaluate with StreamingDataset(..., shuffle=False)"
         )
-    count = stream.count if stream is not None else integer("of", of)
+    count = stream.count if stream is not None else integer("of", dataset)
     if len(index) and index.min() < 0:
         raise ArgumentError(f"a sample_index is never negative, got {index.min()}")
     places = np.where(index < count, index, -1)

@@ -15,8 +15,8 @@ from destrier.rows import SKIPPED
 from destrier.topology import current_worker
 
 if TYPE_CHECKING:
-    from destrier.dataset import StreamingDataset
     from destrier.loader import StreamingDataLoader
+    from destrier.streaming import Streaming
 
 __all__ = ["DatasetIterator", "LoaderIterator"]
 
@@ -24,7 +24,7 @@ __all__ = ["DatasetIterator", "LoaderIterator"]
 class DatasetIterator:
     """One epoch of a dataset."""
 
-    def __init__(self, dataset: StreamingDataset) -> None:
+    def __init__(self, dataset: Streaming) -> None:
         self._dataset = dataset
         self._started = False
         self._closed = False

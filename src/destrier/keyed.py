@@ -21,6 +21,8 @@ __all__ = [
     "HASH_KEY",
     "MASK",
     "MEMBERSHIP_KEY",
+    "MIXTURE_KEY",
+    "PACKING_KEY",
     "ROW_SEED_KEY",
     "SAMPLE_KEY",
     "SUBSAMPLE_KEY",
@@ -32,6 +34,7 @@ __all__ = [
     "mix",
     "permute",
     "permute_each",
+    "permute_windows",
     "subkey",
     "unpermute",
 ]
@@ -40,6 +43,8 @@ __all__ = [
 # of seed and epoch, and no two uses share one.
 MEMBERSHIP_KEY = 4
 ROW_SEED_KEY = 5
+PACKING_KEY = 6
+MIXTURE_KEY = 7
 SUBSAMPLE_KEY = 16
 SAMPLE_KEY = 17
 GROUP_KEY = 18
@@ -182,3 +187,42 @@ def permute_each(x: Ints, sizes: Ints, keys: Words, backward: bool) -> Ints:
         chosen = sizes == n
         out[chosen] = _apply(x[chosen], n, keys[chosen], backward)
     return out
+
+
+def permute_windows(n: int, keys: Words) -> Ints:
+    """Apply the permutation of [0, n) of each key to all of its domain.
+
+    Returns:
+        One row a key, int64: what `permute` gives of 0, 1, 2, ... n - 1.
+    """
+    out = np.tile(np.arange(n, dtype=np.uint64), (len(keys), 1))
+    if n <= 1 or not len(keys):
+        return out.view(np.int64)
+    rows = max(1, _BLOCK // n)
+    for start in range(0, len(keys), rows):
+        piece = slice(start, start + rows)
+        _walk_windows(out[piece], n, _round_keys(keys[piece]))
+    return out.view(np.int64)
+
+
+def _walk_windows(x: Words, n: int, keys: Any) -> None:
+    """The rounds over rows of ``x`` in place, a key a row; then those that left the domain."""
+    a, b = (np.uint64(side) for side in _grid(n))
+    half = np.uint64(32)
+    left, right = np.divmod(x, b)
+    for i in range(_ROUNDS):
+        source, target, size = (right, left, a) if i % 2 == 0 else (left, right, b)
+        shift = hash_words(source + keys[i][:, None])
+        shift >>= half
+        shift *= size
+        shift >>= half
+        target += shift
+        np.minimum(target, target - size, out=target)
+    left *= b
+    left += right
+    x[...] = left
+    row, column = np.nonzero(x >= np.uint64(n))
+    if row.size:
+        again = x[row, column]
+        _walk(again, n, [key[row] for key in keys], backward=False)
+        x[row, column] = again

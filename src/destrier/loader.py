@@ -25,28 +25,28 @@ from destrier.dataset import StreamingDataset
 from destrier.decode import FORMATS, Decode, Format, decode_columns
 from destrier.device import moved, pinned
 from destrier.errors import ArgumentError, IterationError, RowError
+from destrier.feed import FeedOptions
 from destrier.iteration import LoaderIterator
-from destrier.plan import Remainder, Shares, Steps, check_batch, check_sizes, steps_of_epoch
+from destrier.plan import Remainder, Shares, Steps, check_batch, check_sizes, steps_of_epochs
 from destrier.process import check_process
-from destrier.read import Reader
 from destrier.rows import OnTransformError
 from destrier.runner import (
     DEFAULT_PREFETCH_BYTES,
     Runner,
     Work,
-    chosen_columns,
-    owned_rows,
     usable_cores,
 )
 from destrier.state import State
 from destrier.stats import Stats, measured
 from destrier.stream import Stream
+from destrier.streaming import Streaming
 from destrier.trace import Trace
 from destrier.workers import TransformWorkers, check_context
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from destrier.packing.packed import Packed
     from destrier.table import TableLike
     from destrier.topology import Replicas
     from destrier.view import View
@@ -119,7 +119,7 @@ class StreamingDataLoader:
 
     def __init__(
         self,
-        dataset: StreamingDataset | TableLike | View,
+        dataset: Streaming | TableLike | View | Packed,
         *,
         batch_size: int | None = None,
         global_batch_size: int | None = None,
@@ -139,7 +139,7 @@ class StreamingDataLoader:
         with_index: bool | None = None,
         repeat_batch: bool = False,
     ) -> None:
-        if not isinstance(dataset, StreamingDataset):
+        if not isinstance(dataset, Streaming):
             dataset = StreamingDataset(dataset)
         self.dataset = dataset
         if replicas is not None:
@@ -221,14 +221,13 @@ class StreamingDataLoader:
     def _stream(self) -> Stream:
         return self.dataset.stream(self._global())
 
-    def _shares(self) -> Callable[[int], Steps]:
-        stream, topology, batch = self._stream(), self.dataset.topology, self._global()
-        steps = Steps(stream.count, 0, batch, stream.num_splits, topology, self.remainder)
-        return steps_of_epoch(steps, uneven=self._uneven)
+    def _shares(self) -> Callable[[int, int], Steps]:
+        steps = self._stream().steps(self._global(), self.dataset.topology, self.remainder)
+        return steps_of_epochs(steps, uneven=self._uneven)
 
     def __len__(self) -> int:
         """Steps of a whole epoch: the same on every rank, and before, during and after a resume."""
-        return len(self._shares()(0))
+        return len(self._shares()(0, 0))
 
     # ---- iteration ------------------------------------------------------------------------------
 
@@ -257,31 +256,34 @@ class StreamingDataLoader:
             self._runner = Runner(self._work(stream), self)
         position = self.dataset._position
         if self._repeated is not None:
-            return self._runner, self._runner.work.shares(position.counter)
+            return self._runner, self._runner.work.shares(position.epoch, position.counter)
         return self._runner, self._runner.start(position.epoch, position.counter)
 
     def _work(self, stream: Stream) -> Work:
         shares = self._shares()
-        columns = chosen_columns(stream, self.dataset.columns)
-        tolerant = self._on_error != "raise"
-        reader = Reader(
-            stream.table,
-            columns,
-            tolerant=tolerant,
-            counts=self._counts,
-            cache=self.dataset._cache,
-            rows=stream.rows,
-        )
-        check_extra_columns(columns, self._with_index, self.remainder, stream.table)
         columnar = self._format in ("torch", "numpy")
-        images = decode_columns(reader.schema, self._decode) if columnar else {}
+        feed = stream.feed(
+            FeedOptions(
+                columns=self.dataset.columns,
+                topology=self.dataset.topology,
+                batch=self._global(),
+                own_rows=shares(0, 0).rows_left,
+                prefetch_bytes=self._prefetch_bytes,
+                columnar=columnar,
+                tolerant=self._on_error != "raise",
+                counts=self._counts,
+                cache=self.dataset._cache,
+            )
+        )
+        check_extra_columns(feed.schema.names, self._with_index, self.remainder, stream.names)
+        images = decode_columns(feed.schema, self._decode) if columnar else {}
         workers = None
         if self._num_workers and self._transform is not None:
             workers = TransformWorkers(self._transform, self._num_workers, self._method)
         self._workers = workers
         finisher = Finisher(
-            stream.table.name,
-            stream.identity.shuffle_seed,
+            stream.names,
+            stream.seed,
             self._format,
             images,
             transform=self._transform,
@@ -295,17 +297,14 @@ class StreamingDataLoader:
         if not threads and (images or self._transform or self._collate_fn or not columnar):
             threads = usable_cores()
         self._threads = threads
-        topology = self.dataset.topology
         return Work(
             stream=stream,
-            reader=reader,
+            feed=feed,
             finish=pinned(finisher) if self._pin_memory else finisher,
             shares=shares,
-            columnar=columnar,
             threads=threads,
             prefetch_bytes=self._prefetch_bytes,
-            open_rows=owned_rows(stream, topology, self._global()),
-            padded=self.remainder == "pad",
+            pad_from=stream.count if self.remainder == "pad" else None,
         )
 
     def _deliver(self, finished: Finished) -> Any:
@@ -378,7 +377,7 @@ class StreamingDataLoader:
     def state_dict(self) -> State:
         """Position and identity as JSON scalars, the same on every rank; safe at any moment."""
         position = self.dataset._position
-        return self._stream().identity.state(position.epoch, position.counter)
+        return self._stream().state(position.epoch, position.counter)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a saved position; the next ``iter`` continues there.
@@ -406,7 +405,7 @@ class StreamingDataLoader:
         position = self.dataset._position
         if self._live is None and (position.begun or position.then is not None):
             position = replace(position.begin(), begun=False)
-        shares = self._shares()(position.counter)
+        shares = self._shares()(position.epoch, position.counter)
         counter = shares.counter(min(n, len(shares)))
         self.dataset._position = replace(position, counter=counter)
         if self._live is not None:

@@ -161,6 +161,10 @@ class Order:
         lo, hi = self._window_bounds(x, start, size)
         return lo, hi, x - lo
 
+    def cycles(self, g: Ints) -> Ints:
+        """How often each sample's split was served before it: once in each round over all."""
+        return g // self.num_splits
+
     def window_reads(self, lo: Ints, hi: Ints) -> tuple[Ints, Ints, Ints]:
         """Return what whole windows consist of, as it is read: in table order.
 

@@ -24,15 +24,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
 from destrier.batch import Finished, RawBatch, batch_bytes
-from destrier.errors import RowError
-from destrier.keyed import Ints
-from destrier.pool import ArrowPool, ColumnPool, HeldArrow, HeldColumns, Pool
-from destrier.read import Reader, Rows
-from destrier.schedule import Block, Schedule
+from destrier.feed import Feed, Memory
 from destrier.threads import Threads
 
 __all__ = ["READ_AHEAD", "Delivery", "Epoch", "Kept", "Pipeline"]
@@ -48,10 +41,10 @@ _EXIT_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Epoch:
-    """One epoch's schedule and what a share becomes in it."""
+    """One epoch, and the blocks of its shares in order."""
 
     number: int
-    schedule: Schedule
+    blocks: Iterable[Any]
     pad_from: int | None = None
 
 
@@ -68,7 +61,7 @@ class Delivery:
 class Kept:
     """All rows, once they are loaded: what one pipeline leaves to the next."""
 
-    memory: _Memory | None = None
+    memory: Memory | None = None
 
 
 class Pipeline:
@@ -76,9 +69,8 @@ class Pipeline:
 
     Args:
         epochs: The epochs, as far as the consumer goes.
-        reader: Reads blocks.
+        feed: Reads blocks and holds their rows.
         finish: From a share to what the consumer gets.
-        columnar: Whether shares are numpy columns, else Arrow record batches.
         kept: Where all rows stay, if all are held.
         threads: Threads that finish shares; 0 finishes on the driving thread.
         ready_bytes: How many bytes of finished batches may wait for the consumer.
@@ -88,20 +80,18 @@ class Pipeline:
     def __init__(
         self,
         epochs: Iterable[Epoch],
-        reader: Reader,
+        feed: Feed,
         finish: Callable[[RawBatch], Finished],
         *,
-        columnar: bool,
         kept: Kept,
         threads: int,
         ready_bytes: int,
         most_ready: int | None = None,
     ) -> None:
         self._epochs = epochs
-        self._reader = reader
-        self._counts = reader.counts
+        self._feed = feed
+        self._counts = feed.counts
         self._finish = finish
-        self._columnar = columnar
         self._kept = kept
         self._ready_bytes = ready_bytes
         self._ready_limit = _MOST_READY if most_ready is None else most_ready
@@ -222,7 +212,7 @@ class Pipeline:
     def _run(self) -> None:
         blocks = self._blocks()
         ahead: deque[_Reading] = deque()
-        memory = self._kept.memory or _Memory(self._reader.schema, columnar=self._columnar)
+        memory = self._kept.memory or self._feed.memory()
         while not self._stopped:
             while len(ahead) <= READ_AHEAD:
                 began = time.perf_counter()
@@ -232,14 +222,13 @@ class Pipeline:
                     break
                 rows = None
                 if block is not None:
-                    rows = self._readers.submit(self._reader.read, block.offsets)
+                    rows = self._readers.submit(self._feed.read, block)
                 ahead.append(_Reading(epoch, block, rows))
             if not ahead:
                 raise RuntimeError("there is no epoch after this one")
             oldest = ahead.popleft()
             if oldest.block is None or oldest.rows is None:
-                if oldest.epoch.schedule.held != "all":
-                    memory = _Memory(self._reader.schema, columnar=self._columnar)
+                memory = memory.after_epoch()
                 if self._wait_for_room(-1):
                     self._put(Delivery(oldest.epoch.number, -1, None))
                 continue
@@ -247,29 +236,28 @@ class Pipeline:
             done = oldest.rows.result()
             began = self._counts.done("wait for a read", began)
             memory.load(oldest.block, done)
-            loading = oldest.block.targets is None or not len(oldest.block.samples)
-            if oldest.epoch.schedule.held == "all" and not loading:
+            if oldest.block.complete:
                 self._kept.memory = memory
             self._counts.done("gather", began)
             del done
             self._gather(oldest.epoch, oldest.block, memory)
             del oldest
 
-    def _blocks(self) -> Iterator[tuple[Epoch, Block | None]]:
+    def _blocks(self) -> Iterator[tuple[Epoch, Any]]:
         for epoch in self._epochs:
-            for block in epoch.schedule:
+            for block in epoch.blocks:
                 yield epoch, block
             yield epoch, None
 
-    def _gather(self, epoch: Epoch, block: Block, memory: _Memory) -> None:
-        bounds = block.bounds.tolist()
-        for i in range(len(bounds) - 1):
+    def _gather(self, epoch: Epoch, block: Any, memory: Memory) -> None:
+        for i in range(len(block.bounds) - 1):
             # The room comes first: a batch that nobody asked for must not be made.
             if not self._wait_for_room(block.first + i):
                 return
-            part = slice(bounds[i], bounds[i + 1])
             began = time.perf_counter()
-            raw = memory.share(epoch, block.samples[part], block.places[part])
+            raw = memory.share(block, i, epoch.number)
+            if epoch.pad_from is not None:
+                raw.padded = raw.samples >= epoch.pad_from
             step = block.first + i
             self._counts.done("gather", began, rows=len(raw.samples), step=step)
             value: Finished | Future[Finished]
@@ -387,60 +375,5 @@ class _Reading:
     """A block whose rows are being read; no block is the end of its epoch."""
 
     epoch: Epoch
-    block: Block | None
-    rows: Future[Rows] | None
-
-
-class _Memory:
-    """Where the rows of the current block lie, and which of them could not be read."""
-
-    def __init__(self, schema: pa.Schema, *, columnar: bool) -> None:
-        self._columnar = columnar
-        self._pool: Pool = ColumnPool(schema) if columnar else ArrowPool(schema)
-        self._pool_offsets = np.empty(0, np.int64)
-        self._pool_errors: dict[int, RowError] = {}
-        self._source: Pool | HeldColumns | HeldArrow = self._pool
-        self._offsets = self._pool_offsets
-        self._errors = self._pool_errors
-
-    def load(self, block: Block, rows: Rows) -> None:
-        """Take in what a block reads."""
-        if block.targets is None:
-            self._source = HeldColumns(rows) if self._columnar else HeldArrow(rows)
-            self._offsets, self._errors = block.offsets, rows.errors
-            return
-        errors = self._pool_errors
-        for start, stop in block.freed:
-            self._pool.free(start, stop)
-            for place in [k for k in errors if start <= k < stop]:
-                del errors[place]
-        self._pool.reserve(block.capacity)
-        if len(self._pool_offsets) < block.capacity:
-            grown = np.empty(block.capacity + block.capacity // 4, np.int64)
-            grown[: len(self._pool_offsets)] = self._pool_offsets
-            self._pool_offsets = grown
-        self._pool.put(block.targets, rows)
-        self._pool_offsets[block.targets] = block.offsets
-        errors.update({int(block.targets[i]): error for i, error in rows.errors.items()})
-        self._source, self._offsets, self._errors = self._pool, self._pool_offsets, errors
-
-    def share(self, epoch: Epoch, samples: Ints, places: Ints) -> RawBatch:
-        """Gather one share."""
-        failed: dict[int, RowError] = {}
-        good = places
-        if self._errors:
-            failed = {
-                i: self._errors[place]
-                for i, place in enumerate(places.tolist())
-                if place in self._errors
-            }
-            good = np.delete(places, list(failed))
-        padded = None if epoch.pad_from is None else samples >= epoch.pad_from
-        return RawBatch(
-            epoch.number,
-            samples,
-            self._offsets[places],
-            self._source.take(good),
-            failed,
-            padded,
-        )
+    block: Any
+    rows: Future[Any] | None

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -19,16 +19,35 @@ __all__ = [
     "REMAINDERS",
     "Cycles",
     "Remainder",
+    "Routes",
     "Shares",
     "Steps",
     "check_batch",
     "check_sizes",
     "share_bounds",
-    "steps_of_epoch",
+    "steps_of_epochs",
 ]
 
 Remainder: TypeAlias = Literal["drop", "keep", "pad"]
 REMAINDERS = ("drop", "keep", "pad")
+
+
+class Routes(NamedTuple):
+    """Where samples come from.
+
+    Attributes:
+        leaf: The number of each one's table.
+        sample: Its sample there, counted over the epochs of that table.
+        lane: The split of the table's order that serves it.
+    """
+
+    leaf: Ints
+    sample: Ints
+    lane: Ints
+
+    def at(self, places: Ints) -> Routes:
+        """Some of them."""
+        return Routes(self.leaf[places], self.sample[places], self.lane[places])
 
 
 class Shares(Protocol):
@@ -100,6 +119,7 @@ class Steps:
         topology: This rank and how many share a step.
         remainder: What happens to the last, short step.
         worker: This worker and how many take turns at the steps.
+        epoch: Its number.
     """
 
     n: int
@@ -109,6 +129,7 @@ class Steps:
     topology: Topology = ALONE
     remainder: Remainder = "drop"
     worker: Worker = ONLY_WORKER
+    epoch: int = 0
 
     @cached_property
     def total(self) -> int:
@@ -181,6 +202,10 @@ class Steps:
     def _patterns(self) -> dict[tuple[int, int], Ints]:
         return {}
 
+    def at(self, epoch: int, start: int) -> Steps:
+        """The steps of an epoch from a counter on."""
+        return replace(self, epoch=epoch, start=start)
+
     def check(self) -> None:
         """Raise if a whole epoch has no step.
 
@@ -208,6 +233,7 @@ class Cycles:
         topology: This rank and how many there are.
         worker: This worker and how many the rank has.
         rows: About how many rows a share should have.
+        epoch: Its number.
     """
 
     n: int
@@ -216,6 +242,7 @@ class Cycles:
     topology: Topology = ALONE
     worker: Worker = ONLY_WORKER
     rows: int = 64
+    epoch: int = 0
 
     def __post_init__(self) -> None:
         shares = self.topology.size * self.worker.count
@@ -233,6 +260,10 @@ class Cycles:
                 f"{self.n} rows are too few for num_splits {self.num_splits}: there must be at "
                 "least 1 row per split; pass a smaller num_splits"
             )
+
+    def at(self, epoch: int, start: int, rows: int) -> Cycles:
+        """The cycles of an epoch from a counter on, in shares of about so many rows."""
+        return replace(self, epoch=epoch, start=start, rows=rows)
 
     @property
     def owned(self) -> int:
@@ -287,8 +318,8 @@ class Cycles:
         return (cycles[:, None] * self.num_splits + lanes).ravel(), bounds
 
 
-def steps_of_epoch(steps: Steps, *, uneven: bool) -> Callable[[int], Steps]:
-    """Return the steps of an epoch from any counter on, once they are known to be possible.
+def steps_of_epochs(steps: Steps, *, uneven: bool) -> Callable[[int, int], Steps]:
+    """Return the steps of any epoch from any counter on, once they are known to be possible.
 
     Args:
         steps: Those of a whole epoch.
@@ -300,7 +331,7 @@ def steps_of_epoch(steps: Steps, *, uneven: bool) -> Callable[[int], Steps]:
     """
     check_batch(steps.global_batch, steps.topology.size, uneven=uneven)
     steps.check()
-    return lambda start: replace(steps, start=start)
+    return steps.at
 
 
 def check_sizes(

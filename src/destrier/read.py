@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from destrier.caching.cached import CachedColumns
 from destrier.caching.location import CacheFolder
-from destrier.columns import empty_array
+from destrier.columns import dense_bytes, dense_type, empty_array
 from destrier.counters import Counts
 from destrier.errors import LinkError, ReadError, RowError
 from destrier.keyed import Ints
@@ -27,6 +27,7 @@ from destrier.writing.layout import LINK_KEY, is_blob
 __all__ = ["Reader", "Rows"]
 
 _HOPELESS = 64  # rows in a row that fail before the fault is taken to be not theirs
+_OBJECT_BYTES = 80  # of a Python object beside its content
 _GONE = re.compile(r"not found|no such file", re.IGNORECASE)
 
 
@@ -105,6 +106,16 @@ class Reader:
             self._cached = CachedColumns(
                 store, table, self.schema, rows=rows, fetch=self._fetch, depends=self._companions
             )
+
+    def row_bytes(self) -> float:
+        """Bytes of a row in memory, about, by types and what the table's files take."""
+        variable = sum(dense_type(field.type) is None for field in self.schema)
+        fixed = sum(dense_bytes(field.type) for field in self.schema)
+        if not variable:
+            return max(float(fixed), 1.0)
+        others = sum(dense_bytes(f.type) for f in self.table.schema if f.name not in self.columns)
+        rest = max(0.0, self.table.row_bytes - fixed - others)
+        return fixed + rest + _OBJECT_BYTES * variable
 
     def read(self, offsets: Ints) -> Rows:
         """Read rows.

@@ -2,78 +2,26 @@
 
 from __future__ import annotations
 
-import math
 import os
-import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch.distributed as dist
 
 from destrier.batch import Finished, RawBatch
-from destrier.columns import dense_bytes, dense_type, from_arrow, memory_bytes
-from destrier.errors import ColumnError, DestrierError, DestrierWarning, ReadError, StateError
-from destrier.links.columns import delivered_columns
+from destrier.errors import DestrierError, StateError
+from destrier.feed import Feed
 from destrier.pipeline import READ_AHEAD, Delivery, Epoch, Kept, Pipeline
-from destrier.plan import Shares, Steps
-from destrier.read import Reader
-from destrier.schedule import (
-    BLOCK_BYTES,
-    DIRECT_SHARES,
-    Held,
-    Schedule,
-    choose_held,
-    open_rows,
-)
+from destrier.plan import Shares
 from destrier.stream import Stream
-from destrier.topology import ONLY_WORKER, Topology, Worker
+from destrier.topology import Topology
 
-__all__ = [
-    "DEFAULT_PREFETCH_BYTES",
-    "Runner",
-    "agree",
-    "chosen_columns",
-    "measured_row_bytes",
-    "owned_rows",
-    "read_row_bytes",
-]
+__all__ = ["DEFAULT_PREFETCH_BYTES", "Runner", "Work", "agree", "usable_cores"]
 
 DEFAULT_PREFETCH_BYTES = 768 << 20
 _EPOCHS = 1 << 32
-_LOOKED_AT = 1 << 21  # samples
-_SAMPLED_RUNS, _SAMPLED_ROWS = 4, 16
-_REMOTE_DIRECT_SHARES = 1  # each row of them is a request: with 4, the first batch comes later
-_REMOTE_RUN_BYTES = 2 << 20  # of a column in one request, where many rows are read in turn
-_OBJECT_BYTES = 80  # of a Python object beside its content
-
-
-def chosen_columns(stream: Stream, columns: list[str] | None) -> list[str]:
-    """Return the columns to read, checked before Lance sees them.
-
-    Raises:
-        ColumnError: If one is not in the table, or none is left.
-    """
-    names = delivered_columns(stream.table.schema) if columns is None else list(columns)
-    stream.table.check_columns(names)
-    if not names:
-        raise ColumnError(
-            f"columns is empty; {stream.table.name} has: {', '.join(stream.table.schema.names)}"
-        )
-    return names
-
-
-def read_row_bytes(stream: Stream, reader: Reader) -> float:
-    """Bytes of a row of the columns that are read, about, once it is in memory."""
-    variable = sum(dense_type(field.type) is None for field in reader.schema)
-    fixed = sum(dense_bytes(field.type) for field in reader.schema)
-    if not variable:
-        return max(fixed, 1.0)
-    others = sum(dense_bytes(f.type) for f in stream.table.schema if f.name not in reader.columns)
-    rest = max(0.0, stream.table.row_bytes - fixed - others)
-    return fixed + rest + _OBJECT_BYTES * variable
 
 
 def agree(resolve: Callable[[], Stream], topology: Topology, group: Any = None) -> Stream:
@@ -95,7 +43,7 @@ def agree(resolve: Callable[[], Stream], topology: Topology, group: Any = None) 
     stream, failure = None, None
     try:
         stream = resolve()
-        mine = f"{stream.identity.plan_hash} of table {stream.identity.table_identity}"
+        mine = stream.plan
     except DestrierError as error:
         failure, mine = error, f"failed: {error}"
     plans: list[Any] = [None] * dist.get_world_size(group)
@@ -125,26 +73,22 @@ class Work:
 
     Attributes:
         stream: The resolved stream.
-        reader: Reads the blocks.
+        feed: How its rows are read.
         finish: From a share to what the consumer gets.
-        shares: From a start counter to the shares of an epoch.
-        columnar: Whether shares are numpy columns, else Arrow.
+        shares: From an epoch and the counter that it starts at to its shares.
         threads: Threads that finish; 0 is the driving one.
         prefetch_bytes: What open rows and finished batches may take.
-        open_rows: Rows that open windows hold in this process.
-        padded: Whether samples from N on are repeats.
+        pad_from: Samples from here on are repeats; None where there are none.
         most_ready: How many finished shares may wait, beside the limit in bytes.
     """
 
     stream: Stream
-    reader: Reader
+    feed: Feed
     finish: Callable[[RawBatch], Finished]
-    shares: Callable[[int], Shares]
-    columnar: bool
+    shares: Callable[[int, int], Shares]
     threads: int
     prefetch_bytes: int
-    open_rows: int
-    padded: bool = False
+    pad_from: int | None = None
     most_ready: int | None = None
 
 
@@ -164,27 +108,9 @@ class Runner:
         self._kept = Kept()
         self._next: tuple[int, int] | None = None
         self._finalizer: weakref.finalize[..., Any] | None = None
-        row_bytes = measured_row_bytes(work.stream, work.reader, columnar=work.columnar)
-        self.row_bytes = row_bytes
-        # Only columns are gathered from all rows at no more than it takes from few.
-        own = work.shares(0).rows_left if work.columnar else 0
-        self.held, held = choose_held(
-            work.stream.count, work.open_rows, own, row_bytes=row_bytes, memory=work.prefetch_bytes
-        )
-        if self.held == "shares" and work.open_rows:
-            wanted = int(work.open_rows * row_bytes)
-            warnings.warn(
-                f"the open windows of the shuffle take about {wanted >> 20} MiB in this process, "
-                f"more than fit prefetch_bytes={work.prefetch_bytes} "
-                f"({work.prefetch_bytes >> 20} MiB); rows are read one by one instead of in "
-                "clumps, which is slower. Raise prefetch_bytes, or give a smaller "
-                "shuffle_clump_size for a new run",
-                DestrierWarning,
-                stacklevel=4,
-            )
-        self._block_bytes = min(BLOCK_BYTES, work.prefetch_bytes // 32)
-        ahead = (READ_AHEAD + 2) * self._block_bytes  # that are read, or were just read
-        self._ready_bytes = max(work.prefetch_bytes - held - ahead, work.prefetch_bytes // 8)
+        ahead = (READ_AHEAD + 2) * work.feed.block_bytes  # that are read, or were just read
+        room = work.prefetch_bytes - work.feed.held_bytes - ahead
+        self._ready_bytes = max(room, work.prefetch_bytes // 8)
 
     def start(self, epoch: int, counter: int) -> Shares:
         """Go to a position; costs nothing where the pipeline already stands there."""
@@ -192,9 +118,8 @@ class Runner:
             self.stop()
             self._pipeline = Pipeline(
                 self._epochs(epoch, counter),
-                self.work.reader,
+                self.work.feed,
                 self.work.finish,
-                columnar=self.work.columnar,
                 kept=self._kept,
                 threads=self.work.threads,
                 ready_bytes=self._ready_bytes,
@@ -205,7 +130,7 @@ class Runner:
                 self._finalizer = weakref.finalize(owner, self._pipeline.stop)
                 self._finalizer.atexit = False  # the pipeline sees to that
         self._next = None
-        return self.work.shares(counter)
+        return self.work.shares(epoch, counter)
 
     def get(self) -> Delivery:
         """The next delivery."""
@@ -243,79 +168,13 @@ class Runner:
 
     def _epochs(self, epoch: int, counter: int) -> Iterator[Epoch]:
         # A generator of the work alone: the driving thread must not keep the owner alive.
-        return _epochs(
-            self.work,
-            epoch,
-            counter,
-            row_bytes=self.row_bytes,
-            block_bytes=self._block_bytes,
-            held=self.held,
-            loaded=self._kept.memory is not None,
-        )
+        memory = self._kept.memory
+        return _epochs(self.work, epoch, counter, () if memory is None else memory.complete)
 
 
-def _epochs(
-    work: Work,
-    epoch: int,
-    counter: int,
-    *,
-    row_bytes: float,
-    block_bytes: int,
-    held: Held,
-    loaded: bool,
-) -> Iterator[Epoch]:
-    remote = work.stream.table.remote
-    runs = max(1, block_bytes // (_REMOTE_RUN_BYTES * len(work.reader.columns)))
+def _epochs(work: Work, epoch: int, counter: int, complete: Sequence[bool]) -> Iterator[Epoch]:
     for number in range(epoch, _EPOCHS):
-        schedule = Schedule(
-            work.stream.order(number),
-            work.stream.rows,
-            work.shares(counter),
-            row_bytes=row_bytes,
-            held=held,
-            loaded=loaded,
-            block_bytes=block_bytes,
-            direct_shares=_REMOTE_DIRECT_SHARES if remote else DIRECT_SHARES,
-            runs=runs if remote else 1,
-        )
-        loaded = schedule.loads
-        yield Epoch(number, schedule, work.stream.count if work.padded else None)
+        blocks = work.feed.blocks(number, work.shares(number, counter), complete)
+        complete = blocks.complete
+        yield Epoch(number, blocks, work.pad_from)
         counter = 0
-
-
-def owned_rows(
-    stream: Stream, topology: Topology, batch: int | None, worker: Worker = ONLY_WORKER
-) -> int:
-    """Rows that open windows hold in this process."""
-    order = stream.order(0)
-    if batch is None:
-        return open_rows(order, order.num_splits // (topology.size * worker.count))
-    # The lanes of a rank's shares come again after so many steps.
-    period = order.num_splits // math.gcd(order.num_splits, batch)
-    if period * batch > _LOOKED_AT:
-        return open_rows(order, order.num_splits)
-    steps = Steps(batch * period, 0, batch, order.num_splits, topology)
-    return open_rows(order, len(np.unique(steps.samples(0, period)[0] % order.num_splits)))
-
-
-def measured_row_bytes(stream: Stream, reader: Reader, *, columnar: bool) -> float:
-    """Bytes of a row in memory: of some rows that are read, where the types do not say it.
-
-    What files take says little: they are compressed. Nor does Arrow's size where rows are held as
-    numpy columns: a list of texts takes five times as much as Python's objects.
-    """
-    expected = read_row_bytes(stream, reader)
-    if all(dense_type(field.type) for field in reader.schema):
-        return expected
-    runs = min(_SAMPLED_RUNS, stream.count)
-    starts = np.arange(runs) * stream.count // runs
-    places = np.unique(starts[:, None] + np.arange(_SAMPLED_ROWS))
-    try:
-        rows = reader.read(stream.rows.offsets(places[places < stream.count]))
-    except ReadError:
-        return expected  # it is an error where its batch comes
-    count = max(1, rows.batch.num_rows)
-    measured: float = rows.batch.nbytes / count + _OBJECT_BYTES
-    if columnar:
-        measured = sum(memory_bytes(from_arrow(column)) for column in rows.batch.columns) / count
-    return max(expected, measured)

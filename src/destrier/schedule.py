@@ -14,24 +14,40 @@ and dropped after them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 
 from destrier.keyed import Ints
-from destrier.order import Order
 from destrier.plan import Shares
 from destrier.selection import RowList
 
-__all__ = ["BLOCK_BYTES", "DIRECT_SHARES", "Block", "Held", "Schedule", "choose_held", "open_rows"]
+__all__ = [
+    "BLOCK_BYTES",
+    "BLOCK_ROWS",
+    "DIRECT_SHARES",
+    "Block",
+    "Held",
+    "Holding",
+    "Line",
+    "Schedule",
+    "block_rows",
+    "choose_held",
+    "holding",
+    "open_rows",
+]
 
 Held: TypeAlias = Literal["all", "windows", "shares"]
 """What stays in memory: all rows, those of open windows, or just those of the next shares."""
 
-_BLOCK_ROWS = 1 << 18
+BLOCK_ROWS = 1 << 18
+"""Rows that are planned together at most."""
+
 BLOCK_BYTES = 8 << 20
+"""Bytes that are read together, about."""
+
 DIRECT_SHARES = 4
 _OFFSET_BYTES = 8  # beside each row that is held
 _LEAST_OWN = 1 / 4  # of an epoch: a process that delivers less need not read all of it
@@ -50,6 +66,7 @@ class Block:
         samples: The sample indices of all shares, one after another.
         bounds: Where each share begins in ``samples``; one more than there are shares.
         places: For each sample where it lies: in the pool, or in ``offsets``.
+        complete: Whether all rows are in the pool with it.
     """
 
     offsets: Ints
@@ -60,6 +77,83 @@ class Block:
     samples: Ints
     bounds: Ints
     places: Ints
+    complete: bool = False
+
+
+class Line(Protocol):
+    """What reading needs to know of an order of positions."""
+
+    @property
+    def n(self) -> int:
+        """How many positions there are."""
+        ...
+
+    @property
+    def num_splits(self) -> int:
+        """Lanes, S."""
+        ...
+
+    @property
+    def windowed(self) -> bool:
+        """Whether positions are permuted inside windows of clumps."""
+        ...
+
+    @property
+    def window_rows(self) -> int:
+        """Positions in a whole window."""
+        ...
+
+    def rows(self, g: Ints) -> Ints:
+        """The position of each sample."""
+        ...
+
+    def locate(self, g: Ints) -> tuple[Ints, Ints, Ints]:
+        """The window that each sample is in, and its place there."""
+        ...
+
+    def window_reads(self, lo: Ints, hi: Ints) -> tuple[Ints, Ints, Ints]:
+        """What whole windows consist of."""
+        ...
+
+    def cycles(self, g: Ints) -> Ints:
+        """How often each sample's lane was served before it."""
+        ...
+
+
+class Holding(Protocol):
+    """How the rows of successive shares are read, and what of them stays."""
+
+    def blocks(self, first: int, samples: Ints, g: Ints, bounds: Ints) -> Iterator[Block]:
+        """The block of some shares, after blocks that only load rows.
+
+        Args:
+            first: The index of the first share.
+            samples: The sample indices of the shares, one after another.
+            g: What they are in the order that is read.
+            bounds: Where each share begins in them.
+        """
+        ...
+
+
+def holding(  # noqa: D417 - the others are those of Schedule
+    held: Held,
+    order: Line,
+    rows: RowList,
+    *,
+    most_rows: int,
+    loaded: bool = False,
+    runs: int = 1,
+) -> Holding:
+    """Return how rows are read for what is held.
+
+    Args:
+        most_rows: Rows that are read together, about.
+    """
+    if held == "all":
+        return _All(order, rows, most_rows, loaded=loaded, runs=runs)
+    if held == "windows" and order.windowed:
+        return _Windows(order, rows, most_rows)
+    return _Shares(order, rows)
 
 
 class Schedule:
@@ -81,7 +175,7 @@ class Schedule:
 
     def __init__(
         self,
-        order: Order,
+        order: Line,
         rows: RowList,
         shares: Shares,
         *,
@@ -99,65 +193,100 @@ class Schedule:
         self._loaded = loaded and held == "all"
         self._direct_shares = direct_shares
         self._runs = runs
-        self._most_rows = max(1, min(_BLOCK_ROWS, int(block_bytes / row_bytes)))
-        planned = _BLOCK_ROWS if held == "all" else self._most_rows
+        self._most_rows = block_rows(row_bytes, block_bytes)
+        planned = BLOCK_ROWS if held == "all" else self._most_rows
         self.shares_per_block = max(1, planned // max(1, shares.largest))
 
     @property
-    def loads(self) -> bool:
-        """Whether all rows are there after it."""
-        return self._loaded or (self.held == "all" and len(self.shares) > self._start)
+    def complete(self) -> Sequence[bool]:
+        """Whether all rows are in memory after the last block."""
+        return (self._loaded or (self.held == "all" and len(self.shares) > self._start),)
 
     @property
     def _start(self) -> int:
         """How many shares are read by themselves: they need not wait for all that is held."""
-        return 0 if self._loaded else min(self._direct_shares, len(self.shares))
+        if self._loaded or self.held == "shares":
+            return 0
+        return min(self._direct_shares, len(self.shares))
 
     def __iter__(self) -> Iterator[Block]:
-        if self.held == "shares":
-            for first in range(0, len(self.shares), self.shares_per_block):
-                yield self._direct(first, first + self.shares_per_block)
-            return
-        start = self._start
-        if start:
-            yield self._direct(0, start)
-        if self.held == "all":
-            yield from self._all(start)
-            return
-        windows = _Windows(self.order, self.rows)
-        for first in range(start, len(self.shares), self.shares_per_block):
-            last = min(first + self.shares_per_block, len(self.shares))
-            yield from windows.blocks(first, *self.shares.samples(first, last), self._most_rows)
-
-    def _all(self, start: int) -> Iterator[Block]:
-        none, n = np.empty(0, np.int64), self.order.n
-        load = self.loads and not self._loaded
-        for positions in _in_runs(n, self._most_rows, self._runs) if load else []:
-            offsets = self.rows.offsets(positions)
-            yield Block(offsets, positions, [], n, start, none, np.zeros(1, np.int64), none)
-        windows = _Windows(self.order, _Positions()) if self.order.windowed else None
-        index = none  # from the place in a window's slot to the position
-        first = start
+        first = self._start
+        if first:
+            yield from self._blocks(_Shares(self.order, self.rows), 0, first)
+        reading = holding(
+            self.held,
+            self.order,
+            self.rows,
+            most_rows=self._most_rows,
+            loaded=self._loaded,
+            runs=self._runs,
+        )
         while first < len(self.shares):
-            # Few at first: the consumer waits for them.
-            some = self.shares_per_block if first else DIRECT_SHARES
+            # Few at first, where nothing is to be read: the consumer waits for them.
+            some = DIRECT_SHARES if self._loaded and not first else self.shares_per_block
             last = min(first + some, len(self.shares))
-            samples, bounds = self.shares.samples(first, last)
-            if windows is None:
-                places = self.order.rows(samples % n)
-            else:
-                for block in windows.blocks(first, samples, bounds, _BLOCK_ROWS):
-                    grown = max(0, block.capacity - len(index))
-                    index = np.concatenate([index, np.empty(grown, np.int64)])
-                    index[block.targets] = block.offsets
-                    places = index[block.places]
-            yield Block(none, none, [], n, first, samples, bounds, places)
+            yield from self._blocks(reading, first, last)
             first = last
 
-    def _direct(self, first: int, last: int) -> Block:
-        samples, bounds = self.shares.samples(first, min(last, len(self.shares)))
-        offsets = self.rows.offsets(self.order.rows(samples % self.order.n))
-        return Block(offsets, None, [], 0, first, samples, bounds, np.arange(len(samples)))
+    def _blocks(self, reading: Holding, first: int, last: int) -> Iterator[Block]:
+        samples, bounds = self.shares.samples(first, last)
+        return reading.blocks(first, samples, samples % self.order.n, bounds)
+
+
+def block_rows(row_bytes: float, block_bytes: int = BLOCK_BYTES) -> int:
+    """Rows that are read together, about."""
+    return max(1, min(BLOCK_ROWS, int(block_bytes / row_bytes)))
+
+
+class _Shares:
+    """Nothing stays: the rows of some shares are read, and dropped after them."""
+
+    def __init__(self, order: Line, rows: RowList) -> None:
+        self._order = order
+        self._rows = rows
+
+    def blocks(self, first: int, samples: Ints, g: Ints, bounds: Ints) -> Iterator[Block]:
+        """One block."""
+        offsets = self._rows.offsets(self._order.rows(g))
+        yield Block(offsets, None, [], 0, first, samples, bounds, np.arange(len(samples)))
+
+
+class _All:
+    """All rows are read at first, in table order, and stay."""
+
+    def __init__(
+        self, order: Line, rows: RowList, most_rows: int, *, loaded: bool, runs: int
+    ) -> None:
+        self._order = order
+        self._rows = rows
+        self._most_rows = most_rows
+        self._loaded = loaded
+        self._runs = runs
+        windows = _Windows(order, _Positions(), BLOCK_ROWS) if order.windowed else None
+        self._windows = windows
+        self._index = np.empty(0, np.int64)  # from the place in a window's slot to the position
+
+    def blocks(self, first: int, samples: Ints, g: Ints, bounds: Ints) -> Iterator[Block]:
+        """The first time, blocks that load all rows; then one that finds its own among them."""
+        none, n = np.empty(0, np.int64), len(self._rows)
+        if not self._loaded:
+            self._loaded = True
+            for positions in _in_runs(n, self._most_rows, self._runs):
+                offsets = self._rows.offsets(positions)
+                yield Block(offsets, positions, [], n, first, none, np.zeros(1, np.int64), none)
+        places = self._order.rows(g) if self._windows is None else self._found(samples, g, bounds)
+        yield Block(none, none, [], n, first, samples, bounds, places, complete=True)
+
+    def _found(self, samples: Ints, g: Ints, bounds: Ints) -> Ints:
+        """The positions of samples, with the windows as an index that is kept like their rows."""
+        places = np.empty(0, np.int64)
+        assert self._windows is not None
+        for block in self._windows.blocks(0, samples, g, bounds):
+            grown = max(0, block.capacity - len(self._index))
+            self._index = np.concatenate([self._index, np.empty(grown, np.int64)])
+            self._index[block.targets] = block.offsets
+            places = self._index[block.places]
+        return places
 
 
 def _in_runs(n: int, most: int, runs: int) -> Iterator[Ints]:
@@ -187,19 +316,19 @@ class _Positions:
 class _Windows:
     """Which windows are open, and in which slot of the pool each lies."""
 
-    def __init__(self, order: Order, rows: _Offsets) -> None:
+    def __init__(self, order: Line, rows: _Offsets, most_rows: int) -> None:
         self.order = order
         self.rows = rows
+        self._piece = max(1, most_rows // _slot_rows(order))
         self._slots: dict[int, int] = {}
         self._last_cycles: dict[int, int] = {}
         self._free: list[int] = []
 
-    def blocks(self, first: int, samples: Ints, bounds: Ints, most_rows: int) -> Iterator[Block]:
+    def blocks(self, first: int, samples: Ints, g: Ints, bounds: Ints) -> Iterator[Block]:
         """The block of some shares, after blocks that only load what is too much for one."""
         order, size = self.order, _slot_rows(self.order)
-        g = samples % order.n
-        cycle = g // order.num_splits
-        freed = self._close_passed(int(cycle.min(initial=order.n)))
+        cycle = order.cycles(g)
+        freed = self._close_passed(int(cycle.min())) if len(cycle) else []
         lo, hi, place = order.locate(g)
         starts, index, inverse = np.unique(lo, return_index=True, return_inverse=True)
         ends = hi[index]
@@ -214,9 +343,8 @@ class _Windows:
         slots = np.array([self._slots[start] for start in starts.tolist()], np.int64)
         capacity = (len(self._slots) + len(self._free)) * size
         none = np.empty(0, np.int64)
-        piece = max(1, most_rows // size)
-        while len(new) > piece:
-            part, new = new[:piece], new[piece:]
+        while len(new) > self._piece:
+            part, new = new[: self._piece], new[self._piece :]
             offsets, targets = self._content(starts[part], ends[part], slots[part])
             zero = np.zeros(1, np.int64)
             yield Block(offsets, targets, freed, capacity, first, none, zero, none)
@@ -264,11 +392,11 @@ def choose_held(
     return ("windows", windows) if windows <= memory * 3 / 4 else ("shares", 0)
 
 
-def open_rows(order: Order, splits: int) -> int:
+def open_rows(order: Line, splits: int) -> int:
     """Rows that the windows of so many splits hold at once."""
     return splits * _slot_rows(order) if order.windowed else 0
 
 
-def _slot_rows(order: Order) -> int:
+def _slot_rows(order: Line) -> int:
     """Rows of the largest window: a split may be shorter than the order's windows are."""
     return min(order.window_rows, -(-order.n // order.num_splits))

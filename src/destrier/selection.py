@@ -38,6 +38,7 @@ __all__ = [
     "OffsetRows",
     "RangeRows",
     "RowList",
+    "alone",
     "cache_folder",
     "select_rows",
 ]
@@ -255,7 +256,7 @@ def select_rows(table: Table, filter: str | None) -> RowList:
         return _some(_scan(table, filter), table, filter)
     cached = _load(path)
     if cached is None:
-        with _alone(path):
+        with alone(path):
             cached = _load(path)
             if cached is None:
                 built = _scan(table, filter)
@@ -413,7 +414,7 @@ def _wait_for(lock: IO[bytes], path: Path) -> None:
         if waited > _LOCK_WARN and not warned:
             warned = True
             warnings.warn(
-                f"another process has been building the selection {path} for {waited:.0f} s; "
+                f"another process has been building {path} for {waited:.0f} s; "
                 f"after {_LOCK_GIVE_UP} s it is built here too",
                 DestrierWarning,
                 stacklevel=6,
@@ -422,8 +423,8 @@ def _wait_for(lock: IO[bytes], path: Path) -> None:
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Let one process of a machine build a selection while the others wait for its file."""
+def alone(path: Path) -> Iterator[None]:
+    """Let one process of a machine build a file while the others wait for it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = path.with_suffix(".lock").open("wb")

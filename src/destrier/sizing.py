@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from destrier.errors import EmptyError
 
-__all__ = ["OPEN_BYTES", "default_clump", "default_num_splits"]
+__all__ = ["OPEN_BYTES", "default_clump", "default_num_splits", "default_source_splits"]
 
 OPEN_BYTES = 512 << 20  # what the open rows of all ranks together may take
 _SPLITS = 256
+_SOURCE_SPLITS = 64  # of one of several sources
 _CYCLES = 64
 _MAX_CLUMP = 4096  # a resume hashes one window for each split: 0.2 s at 16,384 rows
 _MAX_WINDOW = 8
@@ -22,6 +23,24 @@ _CLUMPS_PER_WINDOW_CLUMP = 64
 _CLUMPS_PER_SPLIT = 32
 _READ_BYTES_LOCAL = 128 << 10
 _READ_BYTES_REMOTE = 256 << 10
+
+
+def default_source_splits(n: int, *, quota: int | None) -> int:
+    """Return the number of splits for n rows of one of several sources.
+
+    Each source has fewer than a table alone, so that all of them together hold about as much. Where
+    a step takes a multiple of them of the source, each window is read by one rank.
+
+    Args:
+        n: Rows in the selection.
+        quota: Samples of the source in a step, about, where it is known.
+    """
+    if not quota or quota >= _SPLITS * _SOURCE_SPLITS:
+        return min(_SOURCE_SPLITS, n)
+    if quota < _SOURCE_SPLITS:
+        return min(quota * -(-_SOURCE_SPLITS // quota), n)
+    times = next(k for k in range(quota // _SOURCE_SPLITS, 0, -1) if quota % k == 0)
+    return min(quota // times, n)
 
 
 def default_num_splits(n: int, *, global_batch: int | None = None, multiple: int = 1) -> int:
@@ -54,6 +73,8 @@ def default_clump(
     remote: bool,
     clump_size: int | None = None,
     window: int | None = None,
+    open_bytes: int = OPEN_BYTES,
+    read_bytes: int | None = None,
 ) -> tuple[int, int]:
     """Return clump size and window; a given one is kept.
 
@@ -64,17 +85,19 @@ def default_clump(
         remote: Whether the table lies in an object store, where a read must be larger.
         clump_size: Rows in a clump, c, if given.
         window: Clumps in a window, w, if given.
+        open_bytes: What the open rows of all ranks together may take.
+        read_bytes: What a clump should have, where that is not what a read should.
     """
     chosen = clump_size
     if chosen is None:
-        least = _READ_BYTES_REMOTE if remote else _READ_BYTES_LOCAL
+        least = read_bytes or (_READ_BYTES_REMOTE if remote else _READ_BYTES_LOCAL)
         chosen = 1
         while chosen < _MAX_CLUMP and 2 * chosen * row_bytes <= least:
             chosen *= 2
-        while chosen > 1 and num_splits * _MIN_WINDOW * chosen * row_bytes > OPEN_BYTES:
+        while chosen > 1 and num_splits * _MIN_WINDOW * chosen * row_bytes > open_bytes:
             chosen //= 2
     if window is None:
-        fits = int(OPEN_BYTES // (num_splits * chosen * row_bytes))
+        fits = int(open_bytes // (num_splits * chosen * row_bytes))
         window = max(_MIN_WINDOW, min(_MAX_WINDOW, fits))
     if clump_size is None:
         clumps = max(_CLUMPS_PER_WINDOW_CLUMP * window, _CLUMPS_PER_SPLIT * num_splits)

@@ -11,28 +11,62 @@ from typing import Any, TypeAlias
 from destrier.errors import StateError
 from destrier.order import ORDER_VERSION
 
-__all__ = ["STATE_VERSION", "Identity", "Position", "State", "check_state", "merge_states"]
+__all__ = [
+    "STATE_VERSION",
+    "Identity",
+    "Position",
+    "State",
+    "check_state",
+    "expanded",
+    "merge_states",
+]
 
 STATE_VERSION = 1
 State: TypeAlias = "dict[str, int | str | bool | None]"
 
-_KINDS: dict[str, tuple[type, ...]] = {
+_Kinds: TypeAlias = "dict[str, tuple[type, ...]]"
+
+_COMMON: _Kinds = {
     "version": (int,),
     "order_version": (str,),
     "counter": (int,),
     "epoch": (int,),
     "shuffle_seed": (int,),
     "num_splits": (int,),
+    "plan_hash": (str,),
+    "samples_consumed_per_split": (int,),
+    "positions_consumed_per_split": (int,),
+}
+_KINDS: _Kinds = {
+    **_COMMON,
     "clump_size": (int,),
     "window": (int,),
     "shuffle": (bool,),
     "filter": (str, type(None)),
     "table_identity": (str,),
     "table_version": (int,),
-    "plan_hash": (str,),
-    "samples_consumed_per_split": (int,),
-    "positions_consumed_per_split": (int,),
 }
+_MIXTURE_KINDS: _Kinds = {
+    **_COMMON,
+    "batching": (str,),
+    "slots": (int,),
+    "unit": (int,),
+    "stop": (str,),
+    "length": (int, type(None)),
+    "schedule": (str,),
+    "sources": (str,),
+}
+_BRIEF = (
+    "shuffle_seed",
+    "num_splits",
+    "clump_size",
+    "window",
+    "shuffle",
+    "filter",
+    "table_identity",
+    "table_version",
+    "plan_hash",
+)
 
 _FOREIGN = {
     "lancedb.streaming": ("samples_consumed_per_split", "shuffle_seed"),
@@ -49,6 +83,7 @@ class Identity:
     Attributes:
         rows: Digest of the row list.
         count: Its length.
+        packing: How documents are packed into the blocks that are listed; None for rows.
     """
 
     shuffle_seed: int
@@ -61,11 +96,12 @@ class Identity:
     table_version: int
     rows: str
     count: int
+    packing: str | None = None
 
     @property
     def plan_hash(self) -> str:
         """A digest of the order's parameters and of the selection's content, not its text."""
-        parts = (
+        parts: tuple[object, ...] = (
             ORDER_VERSION,
             self.shuffle_seed,
             self.num_splits,
@@ -75,11 +111,20 @@ class Identity:
             self.rows,
             self.count,
         )
+        if self.packing is not None:
+            parts = (*parts, self.packing)
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
+
+    def brief(self) -> list[int | str | bool | None]:
+        """The state without a position, as short as it can be: see `expanded`."""
+        whole = self.state(0, 0)
+        packing = () if self.packing is None else (self.packing,)
+        return [*(whole[key] for key in _BRIEF), *packing]
 
     def state(self, epoch: int, counter: int) -> State:
         """The state at a position."""
         per_split = counter // self.num_splits
+        packing: State = {} if self.packing is None else {"packing": self.packing}
         return {
             "version": STATE_VERSION,
             "order_version": ORDER_VERSION,
@@ -96,6 +141,7 @@ class Identity:
             "plan_hash": self.plan_hash,
             "samples_consumed_per_split": per_split,
             "positions_consumed_per_split": per_split,
+            **packing,
         }
 
 
@@ -138,8 +184,31 @@ class Position:
         return self if epoch == self.epoch else Position(epoch, 0)
 
 
-def check_state(state: Any) -> State:
+def expanded(brief: Any) -> State:
+    """Return the state, at the start, that `Identity.brief` made short.
+
+    Raises:
+        StateError: If it is not one.
+    """
+    if not isinstance(brief, list) or len(brief) not in (len(_BRIEF), len(_BRIEF) + 1):
+        raise StateError(f"the state of a source is cut: {brief!r}")
+    names = (*_BRIEF, "packing")
+    start = dict.fromkeys(_COMMON, 0)
+    state = {
+        **start,
+        "version": STATE_VERSION,
+        "order_version": ORDER_VERSION,
+        **dict(zip(names, brief, strict=False)),
+    }
+    return check_state(state)
+
+
+def check_state(state: Any, *, mixture: bool = False) -> State:
     """Return the state if it is one of this library's, complete and of the right types.
+
+    Args:
+        state: What was given.
+        mixture: Whether it must be of a mixture, else of a table.
 
     Raises:
         StateError: Naming what is wrong.
@@ -161,7 +230,11 @@ def check_state(state: Any) -> State:
             f"the state has format version {version}, this library reads up to {STATE_VERSION}; "
             "it was saved by a newer destrier: upgrade"
         )
-    _check_values(state)
+    if "order_version" in state and ("sources" in state) != mixture:
+        kinds = ("a Mixture", "a StreamingDataset")
+        was, wanted = kinds if "sources" in state else kinds[::-1]
+        raise StateError(f"the state is of {was}, and cannot be loaded into {wanted}")
+    _check_values(state, _MIXTURE_KINDS if mixture else _KINDS)
     if state["order_version"] != ORDER_VERSION:
         raise StateError(
             f"order_version mismatch: the state has {state['order_version']!r}, this library has "
@@ -170,11 +243,12 @@ def check_state(state: Any) -> State:
     return dict(state)
 
 
-def _check_values(state: Mapping[str, Any]) -> None:
-    missing = [key for key in _KINDS if key not in state]
+def _check_values(state: Mapping[str, Any], all_kinds: _Kinds) -> None:
+    missing = [key for key in all_kinds if key not in state]
     if missing:
         raise StateError(f"the state lacks {', '.join(missing)}; it is cut or not of destrier")
-    for key, kinds in _KINDS.items():
+    known = {**all_kinds, "packing": (str,)} if "packing" in state else all_kinds
+    for key, kinds in known.items():
         value = state[key]
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             wanted = " or ".join(kind.__name__ for kind in kinds)
@@ -205,9 +279,10 @@ def merge_states(states: list[State]) -> State:
     """
     if not states:
         raise StateError("merge_state_dicts requires at least one state dict")
-    first = check_state(states[0])
+    mixture = "sources" in states[0]
+    first = check_state(states[0], mixture=mixture)
     for rank, other in enumerate(states[1:], 1):
-        checked = check_state(other)
+        checked = check_state(other, mixture=mixture)
         for key, value in first.items():
             if checked.get(key) != value:
                 raise StateError(

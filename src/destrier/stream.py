@@ -2,22 +2,64 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from destrier.caching.location import CacheFolder
 from destrier.check import integer
-from destrier.errors import ArgumentError, StateError
+from destrier.counters import Counts
+from destrier.errors import ArgumentError, ColumnError, StateError
+from destrier.feed import Feed, FeedOptions, RowReader, TableFeed
+from destrier.keyed import Ints
+from destrier.links.columns import delivered_columns
 from destrier.order import Order
+from destrier.packing.documents import PackedRows
+from destrier.packing.packing import Packing
+from destrier.packing.reader import PackedReader
 from destrier.permutation import Permutation
+from destrier.plan import Cycles, Remainder, Routes, Steps
+from destrier.read import Reader
 from destrier.rowlists import locality, streamed_rows
+from destrier.schedule import DIRECT_SHARES, Held, Line, choose_held, open_rows
 from destrier.selection import RowList, select_rows
-from destrier.sizing import default_clump, default_num_splits
+from destrier.sizing import (
+    OPEN_BYTES,
+    default_clump,
+    default_num_splits,
+    default_source_splits,
+)
 from destrier.state import Identity, State
 from destrier.table import Table
+from destrier.topology import ONLY_WORKER, Topology, Worker
 
-__all__ = ["Settings", "Stream", "check_table", "resolve_stream"]
+__all__ = [
+    "OneOf",
+    "Settings",
+    "Stream",
+    "TableStream",
+    "check_table",
+    "chosen_columns",
+    "resolve_stream",
+]
+
+_LOOKED_AT = 1 << 21  # samples
+
+
+def chosen_columns(table: Table, columns: list[str] | None) -> list[str]:
+    """Return the columns to read, checked before Lance sees them.
+
+    Raises:
+        ColumnError: If one is not in the table, or none is left.
+    """
+    names = delivered_columns(table.schema) if columns is None else list(columns)
+    table.check_columns(names)
+    if not names:
+        raise ColumnError(f"columns is empty; {table.name} has: {', '.join(table.schema.names)}")
+    return names
 
 
 @dataclass(frozen=True)
@@ -32,6 +74,7 @@ class Settings:
     shuffle_seed: int | None = None
     shuffle_clump_size: int | None = None
     shuffle_window: int | None = None
+    packing: Packing | None = None
 
     def __post_init__(self) -> None:
         for name, least, below in (
@@ -60,7 +103,12 @@ class Settings:
         Raises:
             StateError: Naming the setting and both values.
         """
-        taken: dict[str, Any] = {"permutation": self.permutation, "view": self.view}
+        self._check_packing(state)
+        taken: dict[str, Any] = {
+            "permutation": self.permutation,
+            "view": self.view,
+            "packing": self.packing,
+        }
         for name, key in (
             ("num_splits", "num_splits"),
             ("shuffle_seed", "shuffle_seed"),
@@ -81,6 +129,16 @@ class Settings:
             taken[name] = stored
         return Settings(**taken)
 
+    def _check_packing(self, state: State) -> None:
+        stored = state.get("packing")
+        given = None if self.packing is None else self.packing.text
+        if given != stored:
+            raise StateError(
+                f"packing mismatch: the state has {stored or 'rows that are not packed'}, this "
+                f"stream {given or 'rows that are not packed'}; make the stream as it was, or "
+                f"start the next epoch instead of loading: epoch={_next(state)}"
+            )
+
     @staticmethod
     def _without_meaning(name: str, state: State) -> bool:
         """A window has no meaning where rows are permuted one by one or not at all."""
@@ -89,21 +147,70 @@ class Settings:
         return name == "shuffle_clump_size" and not state["shuffle"]
 
 
+class Stream(Protocol):
+    """Everything that decides which samples come in which order, and how they are read."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Of its tables, for errors."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """Samples in an epoch, N."""
+        ...
+
+    @property
+    def num_splits(self) -> int:
+        """Lanes, S."""
+        ...
+
+    @property
+    def seed(self) -> int:
+        """The seed of its order."""
+        ...
+
+    @property
+    def plan(self) -> str:
+        """A digest of the order and of what it is over: ranks compare it."""
+        ...
+
+    def state(self, epoch: int, counter: int) -> State:
+        """The state at a position."""
+        ...
+
+    def steps(
+        self, batch: int, topology: Topology, remainder: Remainder, worker: Worker = ONLY_WORKER
+    ) -> Steps:
+        """The steps of a whole epoch, the first one."""
+        ...
+
+    def cycles(self, topology: Topology, worker: Worker) -> Cycles:
+        """The cycles of a whole epoch, the first one, in row mode."""
+        ...
+
+    def feed(self, options: FeedOptions) -> Feed:
+        """How its rows are read in this process."""
+        ...
+
+
 @dataclass(frozen=True)
-class Stream:
-    """Everything that decides which samples come in which order.
+class TableStream:
+    """Everything that decides which rows of a table come in which order.
 
     Attributes:
         table: The pinned table.
         rows: The row list that the order permutes.
         identity: The parameters, and the digests of table and rows.
         listed: Whether sample g is listing entry g (a permutation that is not shuffled).
+        packed: The documents and their blocks, where the rows are blocks.
     """
 
     table: Table
     rows: RowList
     identity: Identity
     listed: bool = False
+    packed: PackedRows | None = None
 
     @property
     def count(self) -> int:
@@ -115,10 +222,173 @@ class Stream:
         """Lanes, S."""
         return self.identity.num_splits
 
-    def order(self, epoch: int) -> Order:
+    @property
+    def names(self) -> Sequence[str]:
+        """Of the table, for errors."""
+        return (self.table.name,)
+
+    @property
+    def seed(self) -> int:
+        """The seed of its order."""
+        return self.identity.shuffle_seed
+
+    @property
+    def plan(self) -> str:
+        """A digest of the order and of what it is over: ranks compare it."""
+        return f"{self.identity.plan_hash} of table {self.identity.table_identity}"
+
+    @property
+    def leaves(self) -> Sequence[TableStream]:
+        """Itself: the tables that it reads."""
+        return (self,)
+
+    def brief(self) -> Any:
+        """What the state of a mixture says of it, as JSON."""
+        return self.identity.brief()
+
+    def routes_of(self, epochs: Ints, g: Ints) -> Routes:
+        """Where samples of some epochs come from."""
+        return Routes(np.zeros(len(g), np.int64), epochs * self.count + g, g % self.num_splits)
+
+    def state(self, epoch: int, counter: int) -> State:
+        """The state at a position."""
+        return self.identity.state(epoch, counter)
+
+    def steps(
+        self, batch: int, topology: Topology, remainder: Remainder, worker: Worker = ONLY_WORKER
+    ) -> Steps:
+        """The steps of a whole epoch."""
+        return Steps(self.count, 0, batch, self.num_splits, topology, remainder, worker)
+
+    def cycles(self, topology: Topology, worker: Worker) -> Cycles:
+        """The cycles of a whole epoch, in row mode."""
+        return Cycles(self.count, 0, self.num_splits, topology, worker)
+
+    def feed(self, options: FeedOptions) -> TableFeed:
+        """How its rows are read in this process.
+
+        Raises:
+            ColumnError: If a column is not in the table, or none is left.
+        """
+        reader = self.reader(
+            options.columns,
+            tolerant=options.tolerant,
+            counts=options.counts,
+            cache=options.cache,
+        )
+        open_rows = self._owned_rows(options)
+        return TableFeed(
+            reader,
+            self.rows,
+            self.order,
+            options,
+            open_rows=open_rows,
+            remote=self.table.remote,
+            held=self._hold(reader, open_rows, options),
+            # each block of these shares needs the packing of a window of its own
+            direct_shares=DIRECT_SHARES if self.packed is None else 1,
+        )
+
+    def _hold(
+        self, reader: RowReader, open_rows: int, options: FeedOptions
+    ) -> tuple[Held, int] | None:
+        """What stays in memory where that is not rows as they are delivered."""
+        if self.packed is None or not self.packed.moves:
+            return None
+        held, size = self.choose_held(
+            reader.columns,
+            open_rows,
+            options.own_rows,
+            row_bytes=reader.row_bytes(),
+            memory=options.prefetch_bytes,
+        )
+        if held != "all":
+            return held, size
+        assert isinstance(reader, PackedReader)
+        reader.keep()
+        return "shares", size
+
+    def choose_held(
+        self,
+        columns: list[str],
+        open_rows: int,
+        own_rows: int,
+        *,
+        row_bytes: float,
+        memory: int,
+    ) -> tuple[Held, int]:
+        """Choose what stays in memory, as `destrier.schedule.choose_held` does.
+
+        Where blocks move it is all documents, from which each epoch cuts its own.
+        """
+        if self.packed is not None and self.packed.moves:
+            everything = self.packed.kept_bytes(self.table, columns) / self.count
+            held = choose_held(self.count, 0, own_rows, row_bytes=everything, memory=memory)
+            if held[0] == "all":
+                return held
+            own_rows = 0
+        return choose_held(self.count, open_rows, own_rows, row_bytes=row_bytes, memory=memory)
+
+    def reader(
+        self,
+        columns: list[str] | None,
+        *,
+        tolerant: bool = False,
+        counts: Counts | None = None,
+        cache: CacheFolder | None = None,
+    ) -> RowReader:
+        """What reads its rows by offset, or its blocks by address.
+
+        Args:
+            columns: Names of the columns; None is all.
+            tolerant: Whether a row that cannot be read is reported (else it is raised).
+            counts: Where bytes and seconds are added up.
+            cache: A folder on local disk to read through.
+
+        Raises:
+            ColumnError: If there is no such column, or none is left.
+        """
+        if self.packed is not None:
+            return self.packed.reader(
+                self.table, columns, tolerant=tolerant, counts=counts, cache=cache
+            )
+        names = chosen_columns(self.table, columns)
+        return Reader(
+            self.table, names, tolerant=tolerant, counts=counts, cache=cache, rows=self.rows
+        )
+
+    def columns(self, columns: list[str] | None) -> list[str]:
+        """The columns that are delivered; None is all.
+
+        Raises:
+            ColumnError: If there is no such column, or none is left.
+        """
+        if self.packed is None:
+            return chosen_columns(self.table, columns)
+        return self.packed.columns(self.table, columns)
+
+    def table_columns(self, columns: list[str] | None) -> list[str]:
+        """The columns of the table that are read for some columns of samples."""
+        names = self.columns(columns)
+        return names if self.packed is None else self.packed.packing.read_columns(names)
+
+    def _owned_rows(self, options: FeedOptions) -> int:
+        """Rows that open windows hold in this process."""
+        order, batch, topology = self.order(0), options.batch, options.topology
+        if batch is None:
+            shares = topology.size * options.worker.count
+            return open_rows(order, max(1, order.num_splits // shares))
+        # The lanes of a rank's shares come again after so many steps.
+        period = order.num_splits // math.gcd(order.num_splits, batch)
+        if period * batch > _LOOKED_AT:
+            return open_rows(order, order.num_splits)
+        steps = Steps(batch * period, 0, batch, order.num_splits, topology)
+        return open_rows(order, len(np.unique(steps.samples(0, period)[0] % order.num_splits)))
+
+    def order(self, epoch: int) -> Line:
         """The order of an epoch."""
         identity = self.identity
-        return Order(
+        order = Order(
             identity.count,
             seed=identity.shuffle_seed,
             epoch=epoch,
@@ -127,6 +397,7 @@ class Stream:
             window=identity.window,
             shuffle=identity.shuffle,
         )
+        return order if self.packed is None else self.packed.line(order)
 
     def check_plan(self, state: State) -> None:
         """Raise unless a state was saved over the same order of the same rows.
@@ -176,9 +447,27 @@ def _next(state: State) -> int:
     return int(state["epoch"] or 0) + 1
 
 
+@dataclass(frozen=True)
+class OneOf:
+    """That a table is one of several sources.
+
+    Attributes:
+        sources: How many there are.
+        quota: Samples of it in a step, about; None where that is not known.
+    """
+
+    sources: int
+    quota: int | None
+
+
 def resolve_stream(
-    table: Table, settings: Settings, *, global_batch: int | None = None, multiple: int = 1
-) -> Stream:
+    table: Table,
+    settings: Settings,
+    *,
+    global_batch: int | None = None,
+    multiple: int = 1,
+    one_of: OneOf | None = None,
+) -> TableStream:
     """Choose what was left open, from the pinned table and the global batch alone.
 
     Args:
@@ -186,6 +475,7 @@ def resolve_stream(
         settings: What was given.
         global_batch: Samples in a step, where it is known.
         multiple: Row mode: what num_splits must be a multiple of, the world size.
+        one_of: Of how many sources the table is one, where it is not read alone.
     """
     lanes = None
     if settings.permutation is not None:
@@ -196,18 +486,27 @@ def resolve_stream(
         rows = streamed_rows(table, settings.view, settings.filter)
     else:
         rows = select_rows(table, settings.filter)
-    count = len(rows)
     shuffle = settings.shuffle
     if shuffle is None:
         shuffle = settings.permutation is None
+    packed, packing = None, settings.packing
+    if packing is not None:
+        packed = PackedRows(packing, rows, packing.blocks(table, rows), shuffle)
+        rows, lanes = packed.addresses, None
+    count = len(rows)
     listed = settings.permutation is not None and not shuffle
     num_splits = settings.num_splits
     if num_splits is None:
-        if shuffle:
+        if shuffle and one_of is not None:
+            num_splits = default_source_splits(count, quota=one_of.quota)
+        elif shuffle:
             num_splits = default_num_splits(count, global_batch=global_batch, multiple=multiple)
         else:
             num_splits = max(lanes or 1, multiple)
-    clump_size, window = _shuffle_sizes(table, settings, rows, num_splits, shuffle=shuffle)
+    clump_size, window = 1, 1
+    if shuffle:
+        open_bytes = OPEN_BYTES // (1 if one_of is None else one_of.sources)
+        clump_size, window = _shuffle_sizes(table, settings, rows, num_splits, open_bytes)
     identity = Identity(
         shuffle_seed=settings.shuffle_seed or 0,
         num_splits=num_splits,
@@ -217,20 +516,30 @@ def resolve_stream(
         filter=settings.filter,
         table_identity=table.identity,
         table_version=table.version,
-        rows=rows.digest,
+        rows=rows.digest if packed is None else packed.digest,
         count=count,
+        packing=None if packing is None else packing.text,
     )
-    stream = Stream(table, rows, identity, listed)
+    stream = TableStream(table, rows, identity, listed, packed)
     _ = stream.order(0)  # refuses sizes that no order can have
     return stream
 
 
 def _shuffle_sizes(
-    table: Table, settings: Settings, rows: RowList, num_splits: int, *, shuffle: bool
+    table: Table, settings: Settings, rows: RowList, num_splits: int, open_bytes: int
 ) -> tuple[int, int]:
-    if not shuffle:
-        return 1, 1
     clump_size = settings.shuffle_clump_size
+    if settings.packing is not None:
+        return default_clump(
+            len(rows),
+            num_splits=num_splits,
+            row_bytes=settings.packing.row_bytes,
+            remote=table.remote,
+            clump_size=clump_size,
+            window=settings.shuffle_window,
+            open_bytes=open_bytes,
+            read_bytes=settings.packing.read_bytes,
+        )
     density = None if settings.permutation is not None else locality(rows, table.num_rows)
     if density is None and clump_size is None:
         clump_size = 1  # nothing is known of where successive entries of a listing lie
@@ -241,4 +550,5 @@ def _shuffle_sizes(
         remote=table.remote,
         clump_size=clump_size,
         window=settings.shuffle_window,
+        open_bytes=open_bytes,
     )

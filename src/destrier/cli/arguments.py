@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from destrier.packing.packed import Packed
     from destrier.table import Table
 
 __all__ = [
@@ -14,10 +15,12 @@ __all__ = [
     "add_filter",
     "add_json",
     "add_order",
+    "add_packing",
     "add_table",
     "count",
     "open_from",
     "order_from",
+    "packed_from",
     "storage_option",
     "whole",
 ]
@@ -74,6 +77,40 @@ def add_order(command: argparse.ArgumentParser) -> None:
     command.add_argument("--clump-size", type=count, metavar="N", help="rows read as one (chosen)")
     command.add_argument("--window", type=count, metavar="N", help="clumps a window (chosen)")
     command.add_argument("--no-shuffle", action="store_true", help="in the order of the table")
+
+
+def add_packing(command: argparse.ArgumentParser) -> None:
+    """Add the options for blocks of tokens."""
+    command.add_argument(
+        "--block-size", type=count, metavar="N", help="pack documents into blocks of N tokens"
+    )
+    command.add_argument(
+        "--tokens", metavar="NAME", default="tokens", help="the column of tokens (tokens)"
+    )
+    command.add_argument(
+        "--how", choices=("concatenate", "best_fit"), default="concatenate", help="how to pack"
+    )
+    command.add_argument("--overlap", type=whole, metavar="N", default=0, help="of blocks (0)")
+    command.add_argument("--eos-id", type=whole, metavar="N", help="a token to end documents with")
+    command.add_argument("--pad-id", type=whole, metavar="N", help="a token to fill blocks with")
+
+
+def packed_from(options: argparse.Namespace) -> Table | Packed:
+    """Open the table that the arguments name, as blocks if they say so."""
+    table = open_from(options)
+    if options.block_size is None:
+        return table
+    from destrier.packing.packed import Packed
+
+    return Packed(
+        table,
+        block_size=options.block_size,
+        column=options.tokens,
+        how=options.how,
+        overlap=options.overlap,
+        eos_id=options.eos_id,
+        pad_id=options.pad_id,
+    )
 
 
 def order_from(options: argparse.Namespace) -> dict[str, Any]:

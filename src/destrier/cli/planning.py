@@ -11,10 +11,11 @@ from destrier.cli.arguments import (
     add_choice,
     add_json,
     add_order,
+    add_packing,
     add_table,
     count,
-    open_from,
     order_from,
+    packed_from,
     whole,
 )
 from destrier.cli.printing import print_facts, print_json
@@ -22,6 +23,7 @@ from destrier.show import number, size
 
 if TYPE_CHECKING:
     from destrier.caching.advice import CachedColumn
+    from destrier.packing.documents import PackingReport
     from destrier.report import PlanReport
 
 __all__ = ["add_commands"]
@@ -62,6 +64,7 @@ def _add_plan(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--epoch", type=whole, metavar="N", default=0, help="its epoch (0)")
     add_order(command)
+    add_packing(command)
 
 
 def _plan(options: argparse.Namespace) -> int:
@@ -71,7 +74,7 @@ def _plan(options: argparse.Namespace) -> int:
 
     check_batch(options.global_batch, options.world_size, uneven=False)
     dataset = StreamingDataset(
-        open_from(options),
+        packed_from(options),
         filter=options.filter,
         **order_from(options),
         epoch=options.epoch,
@@ -98,8 +101,9 @@ def _print_plan(report: PlanReport) -> None:
     print_facts(
         {
             "table": report.table,
-            "rows": f"{report.rows:,}"
+            ("rows" if report.packing is None else "documents"): _rows(report)
             + (f" of {report.table_rows:,}, where {report.filter}" if report.filter else ""),
+            **({} if report.packing is None else {"blocks": _packing(report.packing)}),
             "order": _order(report),
             "epoch": f"{report.steps:,} steps of {report.global_batch:,} rows, "
             f"{report.surplus_rows:,} rows over",
@@ -107,7 +111,7 @@ def _print_plan(report: PlanReport) -> None:
             * (report.held == "all")
             + f"about {number(report.requests_a_step)} requests of "
             f"{size(report.bytes_a_step)} in all (estimated, for the middle of an epoch: one for "
-            f"each run of neighbouring rows in each of {len(report.columns)} columns, rows of "
+            f"each run of neighbouring rows in each of {len(report.read_columns)} columns, rows of "
             "average size on disk; Lance joins requests that lie close)",
             "requests a row": f"about {report.requests_a_row:.3g} in each column",
             "open rows": f"{report.open_rows:,}, about {size(report.open_bytes)} over all ranks"
@@ -127,6 +131,19 @@ def _print_plan(report: PlanReport) -> None:
         print(f"  rank {share.rank}: {rows}{more}")
     for note in report.notes:
         print(f"\nnote: {note}")
+
+
+def _rows(report: PlanReport) -> str:
+    return f"{report.rows if report.packing is None else report.packing.documents:,}"
+
+
+def _packing(packing: PackingReport) -> str:
+    left = f", {packing.unreached:,} left out of each epoch" if packing.unreached else ""
+    return (
+        f"{packing.blocks:,} of {packing.block_size:,} tokens, {packing.how}, from "
+        f"{packing.tokens:,} tokens{left}; {packing.waste:.2%} pads, {packing.cut:.1%} of pieces "
+        "end inside their document. What follows counts blocks as rows"
+    )
 
 
 def _kept(column: CachedColumn) -> str:

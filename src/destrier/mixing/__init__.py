@@ -1,0 +1,1 @@
+"""Several streams as one: which source each sample is of, and how they are read together."""

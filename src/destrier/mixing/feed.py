@@ -1,0 +1,410 @@
+"""Reading several tables for one stream.
+
+Each table is read as it would be alone, by windows of its own order; all rows lie in one pool, so
+that a batch is gathered from it as from one table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from destrier.batch import RawBatch
+from destrier.columns import Column
+from destrier.counters import Counts
+from destrier.errors import RowError, SchemaError
+from destrier.feed import TableFeed
+from destrier.keyed import Ints
+from destrier.mixing.passes import Passes
+from destrier.mixing.shares import RoutedShares
+from destrier.pool import ArrowPool, ColumnPool, Gathered, Pool
+from destrier.read import Rows
+from destrier.schedule import BLOCK_ROWS, DIRECT_SHARES, Block, block_rows
+
+__all__ = ["MixtureBlock", "MixtureBlocks", "MixtureFeed", "MixtureMemory", "common_schema"]
+
+_TEXTS = ((pa.string(), pa.large_string()), (pa.binary(), pa.large_binary()))
+
+
+@dataclass
+class MixtureBlock:
+    """Some shares that are planned and read together.
+
+    Attributes:
+        first: Index of the first share.
+        samples: The sample indices of all shares, one after another.
+        bounds: Where each share begins in them; one more than there are shares.
+        leaf: The table of each sample.
+        parts: For each table its number, which samples are of it, and what is read of it.
+        complete: Whether all rows of a table are in memory with it.
+    """
+
+    first: int
+    samples: Ints
+    bounds: Ints
+    leaf: Ints
+    parts: list[tuple[int, Ints, Block]]
+    complete: bool = False
+
+
+class MixtureBlocks:
+    """The blocks of one epoch, in order.
+
+    Args:
+        feeds: How each table is read.
+        passes: The epochs of each table.
+        shares: Which samples are delivered, and of which table each is.
+        row_bytes: Bytes of a row in memory, about.
+        complete: For each table, whether all its rows are in memory already.
+    """
+
+    def __init__(
+        self,
+        feeds: Sequence[TableFeed],
+        passes: Sequence[Passes],
+        shares: RoutedShares,
+        *,
+        row_bytes: float,
+        block_bytes: int,
+        complete: Sequence[bool],
+    ) -> None:
+        self._feeds = feeds
+        self._passes = passes
+        self._shares = shares
+        self._loaded = list(complete) or [False] * len(feeds)
+        held = all(feed.held == "all" for feed in feeds)
+        rows = BLOCK_ROWS if held else block_rows(row_bytes, block_bytes)
+        self._shares_per_block = max(1, rows // max(1, shares.largest))
+
+    @property
+    def complete(self) -> Sequence[bool]:
+        """For each table, whether all its rows are in memory after the last block."""
+        loads = len(self._shares) > self._start
+        return [
+            loaded or (loads and feed.held == "all")
+            for loaded, feed in zip(self._loaded, self._feeds, strict=True)
+        ]
+
+    @property
+    def _start(self) -> int:
+        """How many shares are read by themselves: they need not wait for what is held."""
+        if all(self._loaded) or all(feed.held == "shares" for feed in self._feeds):
+            return 0
+        direct = 1 if any(feed.remote for feed in self._feeds) else DIRECT_SHARES
+        return min(direct, len(self._shares))
+
+    def __iter__(self) -> Iterator[MixtureBlock]:
+        each = list(zip(self._feeds, self._passes, self._loaded, strict=True))
+        direct = [feed.holding(passes, held="shares", loaded=False) for feed, passes, _ in each]
+        held = [
+            feed.holding(passes, held=feed.held, loaded=loaded and feed.held == "all")
+            for feed, passes, loaded in each
+        ]
+        first, start, total = 0, self._start, len(self._shares)
+        while first < total:
+            alone = first < start
+            some = DIRECT_SHARES if not first else self._shares_per_block
+            last = min(first + some, start if alone else total)
+            samples, bounds, (leaf, index, _) = self._shares.routed(first, last)
+            parts: list[tuple[int, Ints, Block]] = []
+            none = np.empty(0, np.int64)
+            for number in np.flatnonzero(np.bincount(leaf)).tolist():
+                mine = np.flatnonzero(leaf == number)
+                own, inner = index[mine], np.searchsorted(mine, bounds)
+                holding = direct[number] if alone else held[number]
+                blocks = list(holding.blocks(first, samples[mine], own, inner))
+                for block in blocks[:-1]:
+                    zero = np.zeros(1, np.int64)
+                    yield MixtureBlock(first, none, zero, none, [(number, none, block)])
+                parts.append((number, mine, blocks[-1]))
+            complete = any(block.complete for *_, block in parts)
+            yield MixtureBlock(first, samples, bounds, leaf, parts, complete)
+            first = last
+
+
+class MixtureFeed:
+    """How several tables are read for one stream.
+
+    Args:
+        names: Of the tables, for errors.
+        feeds: How each is read.
+        passes: The epochs of each.
+        same: Whether batches hold rows of several tables, which must then have the same columns.
+        shares: The share of each table in the samples.
+        source_column: The column that each row's source is named in; None adds none.
+        sources: The source of each table.
+
+    Raises:
+        SchemaError: If the columns differ, or one has the name of the source's column.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        feeds: Sequence[TableFeed],
+        passes: Sequence[Passes],
+        *,
+        same: bool,
+        shares: Sequence[float],
+        source_column: str | None,
+        sources: Sequence[str],
+    ) -> None:
+        self.feeds = feeds
+        self.passes = passes
+        self.counts: Counts = feeds[0].counts
+        self.schemas = [feed.schema for feed in feeds]
+        if same:
+            self.schemas = [common_schema(names, self.schemas)] * len(feeds)
+        fields = {field.name: field for schema in reversed(self.schemas) for field in schema}
+        self.schema = pa.schema(list(fields.values()))
+        self._column = None
+        if source_column is not None:
+            if source_column in fields:
+                raise SchemaError(
+                    f"source_column={source_column!r} is a column of the sources already; take "
+                    "another name, or leave that one out with columns="
+                )
+            self.schema = self.schema.append(pa.field(source_column, pa.string()))
+            self._column = _SourceColumn(source_column, np.array(sources, np.object_))
+        self.held_bytes = sum(feed.held_bytes for feed in feeds)
+        self.block_bytes = feeds[0].block_bytes
+        each = zip(feeds, shares, strict=True)
+        self.row_bytes = max(1.0, sum(feed.row_bytes * share for feed, share in each))
+
+    def read(self, block: MixtureBlock) -> list[Rows]:
+        """Read what a block names."""
+        return [self._read(number, part) for number, _, part in block.parts]
+
+    def _read(self, number: int, part: Block) -> Rows:
+        rows = self.feeds[number].read(part)
+        schema = self.schemas[number]
+        if rows.batch.schema != schema:
+            columns = [rows.batch.column(field.name).cast(field.type) for field in schema]
+            rows.batch = pa.RecordBatch.from_arrays(columns, schema=schema)
+        return rows
+
+    def memory(self) -> MixtureMemory:
+        """An empty memory."""
+        return MixtureMemory(self.schemas, columnar=self.feeds[0].columnar, column=self._column)
+
+    def blocks(self, epoch: int, shares: RoutedShares, complete: Sequence[bool]) -> MixtureBlocks:
+        """The blocks of an epoch's shares."""
+        assert shares.epoch == epoch
+        return MixtureBlocks(
+            self.feeds,
+            self.passes,
+            shares,
+            row_bytes=self.row_bytes,
+            block_bytes=self.block_bytes,
+            complete=complete,
+        )
+
+
+class MixtureMemory:
+    """The rows of all tables in one pool, or in one for each set of columns.
+
+    Args:
+        schemas: Of the columns that are read of each table; the same object where they share one.
+        columnar: Whether rows are held as numpy columns, else as Arrow.
+        column: Names each row's source; None where nobody asks.
+    """
+
+    def __init__(
+        self, schemas: Sequence[pa.Schema], *, columnar: bool, column: _SourceColumn | None = None
+    ) -> None:
+        self._column = column
+        pools: dict[int, _Places] = {}
+        for schema in schemas:
+            if id(schema) not in pools:
+                pools[id(schema)] = _Places(ColumnPool(schema) if columnar else ArrowPool(schema))
+        self._tables = [_Region(pools[id(schema)]) for schema in schemas]
+        self._places = np.empty(0, np.int64)
+
+    @property
+    def complete(self) -> Sequence[bool]:
+        """For each table, whether all its rows are here."""
+        return [table.complete for table in self._tables]
+
+    def load(self, block: MixtureBlock, rows: list[Rows]) -> None:
+        """Take in what a block reads, and find its samples."""
+        self._places = np.empty(len(block.samples), np.int64)
+        for (number, mine, part), read in zip(block.parts, rows, strict=True):
+            table = self._tables[number]
+            table.load(part, read)
+            if len(part.samples):
+                self._places[mine] = table.find(part)
+
+    def share(self, block: MixtureBlock, index: int, epoch: int) -> RawBatch:
+        """Gather a share of the block that was loaded last, by its number in it."""
+        part = slice(int(block.bounds[index]), int(block.bounds[index + 1]))
+        places, leaf = self._places[part], block.leaf[part]
+        # Tables of other columns have pools of their own: then all samples are of one table.
+        pool = self._tables[int(leaf[0]) if len(leaf) else 0].pool
+        failed = pool.errors_at(places)
+        good = np.delete(places, list(failed)) if failed else places
+        data = pool.rows.take(good)
+        if self._column is not None:
+            data = self._column.add(data, np.delete(leaf, list(failed)) if failed else leaf)
+        return RawBatch(
+            epoch, block.samples[part], pool.offsets[places], data, failed, sources=leaf
+        )
+
+    def after_epoch(self) -> MixtureMemory:
+        """Itself: what is not needed any more is written over."""
+        for table in self._tables:
+            table.end_epoch()
+        return self
+
+
+@dataclass(frozen=True)
+class _SourceColumn:
+    """The column that names each row's source.
+
+    Attributes:
+        name: Of the column.
+        sources: The source of each table.
+    """
+
+    name: str
+    sources: NDArray[np.object_]
+
+    def add(self, data: Gathered, leaf: Ints) -> Gathered:
+        """The rows with the column."""
+        values = self.sources[leaf]
+        if isinstance(data, dict):
+            return {**data, self.name: Column(values)}
+        return data.append_column(self.name, pa.array(values, pa.string()))
+
+
+class _Places:
+    """A pool with the row offset of each place, and which could not be read."""
+
+    def __init__(self, rows: Pool) -> None:
+        self.rows = rows
+        self.capacity = 0
+        self.offsets = np.empty(0, np.int64)
+        self.errors: dict[int, RowError] = {}
+
+    def grow(self, more: int) -> Ints:
+        """New places, so many."""
+        first = self.capacity
+        self.capacity += more
+        self.rows.reserve(self.capacity)
+        if len(self.offsets) < self.capacity:
+            grown = np.empty(self.capacity + self.capacity // 4, np.int64)
+            grown[: len(self.offsets)] = self.offsets
+            self.offsets = grown
+        return np.arange(first, self.capacity)
+
+    def put(self, places: Ints, offsets: Ints, rows: Rows) -> None:
+        """Put rows at places."""
+        for place in [place for place in places.tolist() if place in self.errors]:
+            del self.errors[place]
+        self.rows.put(places, rows)
+        self.offsets[places] = offsets
+        self.errors.update({int(places[i]): error for i, error in rows.errors.items()})
+
+    def errors_at(self, places: Ints) -> dict[int, RowError]:
+        """What could not be read, by position."""
+        if not self.errors:
+            return {}
+        return {
+            i: self.errors[place] for i, place in enumerate(places.tolist()) if place in self.errors
+        }
+
+
+class _Region:
+    """Where the rows of one table lie in the pool.
+
+    A table counts its places from 0 on, and needs more of them as it goes: they are taken from the
+    pool as they are needed, and stay its own.
+    """
+
+    def __init__(self, pool: _Places) -> None:
+        self.pool = pool
+        self.complete = False
+        self._held = np.empty(0, np.int64)  # from the table's place to the pool's
+        self._read = np.empty(0, np.int64)  # for rows that do not stay
+
+    def load(self, part: Block, rows: Rows) -> None:
+        """Put what was read where it belongs."""
+        self.complete = self.complete or part.complete
+        if part.targets is None:
+            self._free(self._read)
+            if len(self._read) < len(part.offsets):
+                more = self.pool.grow(len(part.offsets) - len(self._read))
+                self._read = np.concatenate([self._read, more])
+            self.pool.put(self._read[: len(part.offsets)], part.offsets, rows)
+            return
+        if len(self._held) < part.capacity:
+            more = self.pool.grow(part.capacity - len(self._held))
+            self._held = np.concatenate([self._held, more])
+        for start, stop in part.freed:
+            self._free(self._held[start:stop])
+        if len(part.targets):
+            self.pool.put(self._held[part.targets], part.offsets, rows)
+
+    def _free(self, places: Ints) -> None:
+        """Let go of rows; the places of a window may lie in several runs."""
+        edges = np.flatnonzero(np.diff(places) != 1) + 1
+        for run in np.split(places, edges):
+            if len(run):
+                self.pool.rows.free(int(run[0]), int(run[-1]) + 1)
+
+    def find(self, part: Block) -> Ints:
+        """Where the samples of a block lie in the pool."""
+        return (self._read if part.targets is None else self._held)[part.places]
+
+    def end_epoch(self) -> None:
+        """Let go of rows that do not stay."""
+        if not self.complete:
+            self._free(self._held)
+        self._free(self._read)
+
+
+def common_schema(names: Sequence[str], schemas: Sequence[pa.Schema]) -> pa.Schema:
+    """Return the columns that several tables have in common: the same, in the first one's order.
+
+    Raises:
+        SchemaError: If a column is missing, or of another type.
+    """
+    first = schemas[0]
+    fields = []
+    for field in first:
+        kind = field.type
+        for name, schema in zip(names, schemas, strict=True):
+            if field.name not in schema.names:
+                raise SchemaError(
+                    f"{names[0]} has a column {field.name!r}, {name} has none (it has "
+                    f"{', '.join(schema.names)}); choose common ones with columns=, or take each "
+                    "batch from one source: batching='per_source'"
+                )
+            kind = _common_type(kind, schema.field(field.name).type, field.name, names[0], name)
+        fields.append(field.with_type(kind).with_nullable(True))
+    for name, schema in zip(names, schemas, strict=True):
+        more = [column for column in schema.names if column not in first.names]
+        if more:
+            raise SchemaError(
+                f"{name} has columns that {names[0]} has not: {', '.join(more)}; choose common "
+                "ones with columns=, or take each batch from one source: batching='per_source'"
+            )
+    return pa.schema(fields)
+
+
+def _common_type(
+    one: pa.DataType, other: pa.DataType, column: str, first: str, name: str
+) -> pa.DataType:
+    if one == other:
+        return one
+    for narrow, wide in _TEXTS:
+        if one in (narrow, wide) and other in (narrow, wide):
+            return wide
+    raise SchemaError(
+        f"column {column!r} is {one} in {first}, but {other} in {name}; write one of them anew, "
+        "leave the column out with columns=, or take each batch from one source: "
+        "batching='per_source'"
+    )

@@ -1,0 +1,86 @@
+"""The epochs of a table, one after another, as one order without end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from destrier.keyed import Ints
+from destrier.schedule import Line
+
+__all__ = ["Passes"]
+
+_KEPT = 8  # orders
+
+
+class Passes:
+    """Sample x is sample ``x mod n`` of epoch ``x // n``.
+
+    Windows of different epochs are different ones: their bounds are shifted by ``n`` an epoch.
+
+    Args:
+        order: From an epoch to its order, all of one size.
+    """
+
+    def __init__(self, order: Callable[[int], Line]) -> None:
+        self._make = order
+        self._orders: dict[int, Line] = {}
+        any_order = self._order(0)
+        self.n = any_order.n
+        self.num_splits = any_order.num_splits
+        self.windowed = any_order.windowed
+        self.window_rows = any_order.window_rows
+        self._cycles = -(-self.n // self.num_splits)
+
+    def _order(self, epoch: int) -> Line:
+        found = self._orders.get(epoch)
+        if found is None:
+            if len(self._orders) >= _KEPT:
+                self._orders.clear()
+            found = self._orders[epoch] = self._make(epoch)
+        return found
+
+    def _each(self, x: Ints) -> Iterator[tuple[Line, int, Any]]:
+        """The epochs of some samples: order, first sample, and which samples are of it."""
+        epochs = x // self.n
+        first, last = (int(epochs.min()), int(epochs.max())) if len(x) else (0, -1)
+        if first == last:
+            yield self._order(first), first * self.n, slice(None)
+            return
+        for epoch in np.unique(epochs).tolist():
+            yield self._order(epoch), epoch * self.n, epochs == epoch
+
+    def rows(self, g: Ints) -> Ints:
+        """The position of each sample in the row list."""
+        out = np.empty(len(g), np.int64)
+        for order, first, mine in self._each(g):
+            out[mine] = order.rows(g[mine] - first)
+        return out
+
+    def locate(self, g: Ints) -> tuple[Ints, Ints, Ints]:
+        """The window that each sample is in, and its place there."""
+        lo, hi, place = (np.empty(len(g), np.int64) for _ in range(3))
+        for order, first, mine in self._each(g):
+            low, high, place[mine] = order.locate(g[mine] - first)
+            lo[mine], hi[mine] = low + first, high + first
+        return lo, hi, place
+
+    def window_reads(self, lo: Ints, hi: Ints) -> tuple[Ints, Ints, Ints]:
+        """What whole windows consist of."""
+        parts = []
+        for order, first, mine in self._each(lo):
+            positions, window, place = order.window_reads(lo[mine] - first, hi[mine] - first)
+            numbers = np.arange(len(lo))[mine]
+            parts.append((positions, numbers[window], place))
+        if len(parts) == 1:
+            return parts[0]
+        first_of, second_of, third_of = zip(*parts, strict=True)
+        return np.concatenate(first_of), np.concatenate(second_of), np.concatenate(third_of)
+
+    def cycles(self, g: Ints) -> Ints:
+        """How often each sample's split was served before it, over all epochs."""
+        epoch, sample = np.divmod(g, self.n)
+        cycles: Ints = epoch * self._cycles + sample // self.num_splits
+        return cycles

@@ -1,0 +1,509 @@
+"""Mixture: several streams as one, in exact proportions."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from destrier.check import integer
+from destrier.dataset import StreamingDataset
+from destrier.errors import ArgumentError, EmptyError, IterationError, StateError
+from destrier.iteration import LoaderIterator
+from destrier.mixing.course import Course, Segment, Stop
+from destrier.mixing.quotas import default_window, exact_shares
+from destrier.mixing.stream import BATCHINGS, Batching, MixtureStream, Source
+from destrier.mixing.weights import check_weights, tempered
+from destrier.plan import Remainder
+from destrier.rows import OnTransformError
+from destrier.runner import DEFAULT_PREFETCH_BYTES
+from destrier.sizing import default_num_splits
+from destrier.state import check_state
+from destrier.stream import OneOf
+from destrier.streaming import Streaming
+
+if TYPE_CHECKING:
+    from destrier.table import TableLike
+    from destrier.topology import Replicas
+
+__all__ = ["Mixture", "cycle"]
+
+_STOPS = ("first_exhausted", "all_exhausted", "never")
+
+
+class Mixture(Streaming):
+    """Several streams as one, in exact proportions, on one counter.
+
+    Goes wherever a `StreamingDataset` goes. Each window of ``window`` samples holds the share of
+    every source exactly, in an order that differs by epoch; a source is read in its own order, and
+    begins its next epoch, in another order, whenever it is through.
+
+    Without ``weights`` and ``temperature`` every row of every source comes once.
+
+    Args:
+        sources: From name to table, view, `StreamingDataset` or mixture.
+        weights: From name to a number, not negative: in which proportion samples come.
+        temperature: Weights by length instead: length to the power of 1/temperature.
+        seed: Of the order in which sources come. None is 0, or a loaded state's.
+        stop: When an epoch is over: ``"first_exhausted"`` (the default with weights), before a
+            source would come again; ``"all_exhausted"``, when every source came in full, and
+            smaller ones again; ``"never"``.
+        length: Samples in an epoch instead; the next one goes on where it stopped.
+        batching: ``"mixed"``; ``"stratified"``, where each global batch has its exact quota; or
+            ``"per_source"``, where each unit of samples is of one source.
+        unit: Samples of a unit; None is the global batch. The batch of a rank gives each rank a
+            source of its own.
+        window: Samples (units, for ``"per_source"``) in which the proportions are exact. None
+            chooses 1,024, fewer for small sources; the global batch for ``"stratified"``.
+        source_column: The name of a column that is added, with the name of each row's source.
+        columns: Names of the columns to read; None reads what each source says. Sources must have
+            the same columns, unless batches are of one source.
+        num_splits: Lanes of row mode. None chooses.
+        epoch: The first epoch.
+        rank: As for `StreamingDataset`, like all that follow.
+        world_size: Number of processes; None finds it.
+        replicas: How many successive ranks read the same data, or the data dimension of a mesh.
+        batch_size: Rows of a batch of one rank: batch mode.
+        global_batch_size: Rows of a batch over all ranks: batch mode.
+        remainder: What happens to the last, short step: ``"drop"``, ``"keep"`` or ``"pad"``.
+        uneven: Allow shares of a step that differ by one.
+        with_index: Batch mode: add ``sample_index`` and ``row_offset``.
+        transform: Called with RecordBatches.
+        on_transform_error: Row mode: ``"raise"``, ``"skip"``, ``"warn"`` or a callable.
+        transform_parallelism: Threads that run the transform; None takes the processor count.
+        transform_queue_depth: Row mode: batches of ``read_batch_size`` that may wait transformed.
+        read_batch_size: Row mode: rows of a RecordBatch handed to the transform.
+        prefetch_bytes: What open rows and batches that wait may take in this process.
+        cache_dir: A folder on local disk that keeps what is read, for later epochs and other jobs.
+        cache_bytes: What the folder may take; None is 32 GiB.
+        worker_info_override: An object with ``id`` and ``num_workers``, for tests.
+
+    Raises:
+        ArgumentError: If an argument cannot be used.
+
+    Example:
+        >>> mixture = Mixture(  # doctest: +SKIP
+        ...     {"web": "web.lance", "code": "code.lance"}, weights={"web": 3, "code": 1}
+        ... )
+        >>> loader = StreamingDataLoader(mixture, batch_size=64)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, Streaming | TableLike],
+        *,
+        weights: Mapping[str, float] | None = None,
+        temperature: float | None = None,
+        seed: int | None = None,
+        stop: str | None = None,
+        length: int | None = None,
+        batching: Batching = "mixed",
+        unit: int | None = None,
+        window: int | None = None,
+        source_column: str | None = None,
+        columns: list[str] | None = None,
+        num_splits: int | None = None,
+        epoch: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        replicas: Replicas | None = None,
+        batch_size: int | None = None,
+        global_batch_size: int | None = None,
+        remainder: Remainder = "drop",
+        uneven: bool = False,
+        with_index: bool = False,
+        transform: Callable[..., Any] | None = None,
+        on_transform_error: OnTransformError = "raise",
+        transform_parallelism: int | None = None,
+        transform_queue_depth: int | None = None,
+        read_batch_size: int = 64,
+        prefetch_bytes: int = DEFAULT_PREFETCH_BYTES,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_bytes: int | None = None,
+        worker_info_override: Any = None,
+    ) -> None:
+        super().__init__(
+            columns=columns,
+            epoch=epoch,
+            rank=rank,
+            world_size=world_size,
+            replicas=replicas,
+            batch_size=batch_size,
+            global_batch_size=global_batch_size,
+            remainder=remainder,
+            uneven=uneven,
+            with_index=with_index,
+            transform=transform,
+            on_transform_error=on_transform_error,
+            transform_parallelism=transform_parallelism,
+            transform_queue_depth=transform_queue_depth,
+            read_batch_size=read_batch_size,
+            prefetch_bytes=prefetch_bytes,
+            cache_dir=cache_dir,
+            cache_bytes=cache_bytes,
+            worker_info_override=worker_info_override,
+        )
+        _check_sources(sources)
+        names = list(sources)
+        if weights is not None and temperature is not None:
+            raise ArgumentError(
+                f"weights={weights!r} and temperature={temperature!r} are both given; pass one"
+            )
+        if temperature is not None:
+            tempered([1], temperature)  # refuses what is no temperature
+        self._weights = None if weights is None else check_weights(weights, names)
+        self._temperature = temperature
+        self._stop_rule = _stop_rule(stop, length, weighted=weights or temperature)
+        self._length = length if length is None else integer("length", length, 1, 1 << 62)
+        if batching not in BATCHINGS:
+            raise ArgumentError(f"batching must be one of {', '.join(BATCHINGS)}, got {batching!r}")
+        self._batching: Batching = batching
+        for name, value, rule in (("unit", unit, "per_source"), ("window", window, None)):
+            if value is not None:
+                integer(name, value, 1)
+                if rule not in (None, batching):
+                    raise ArgumentError(f"{name} is for batching={rule!r}, not {batching!r}")
+        if batching == "stratified" and window is not None:
+            raise ArgumentError("the window of batching='stratified' is the global batch")
+        if batching == "per_source" and self._stop_rule == "every_row_once":
+            raise ArgumentError(
+                "batching='per_source' cannot read every row once, because the rows of a source "
+                "need not fill its last unit; give weights=, temperature= or length="
+            )
+        self._unit, self._window = unit, window
+        self._seed = None if seed is None else integer("seed", seed, 0, 1 << 32)
+        self._num_splits = None if num_splits is None else integer("num_splits", num_splits, 1)
+        self.source_column = source_column
+        self._sources = {name: _part_of(name, source, columns) for name, source in sources.items()}
+        self._adopted: MixtureStream | None = None
+
+    def __repr__(self) -> str:
+        return f"Mixture({', '.join(self._sources)}, epoch={self._position.epoch})"
+
+    # ---- what is streamed -----------------------------------------------------------------------
+
+    @property
+    def sources(self) -> list[str]:
+        """The names of the sources."""
+        return list(self._sources)
+
+    def stream(self, global_batch: int | None = None) -> MixtureStream:
+        """Resolve the sources and the course, at first use.
+
+        Args:
+            global_batch: Samples in a step, of the loader that asks.
+        """
+        stream = super().stream(global_batch)
+        assert isinstance(stream, MixtureStream)
+        return stream
+
+    def _as_source(self, one_of: OneOf) -> MixtureStream:
+        if self._batching != "mixed":
+            raise ArgumentError(
+                f"a mixture with batching={self._batching!r} cannot be a source of another one: "
+                "its batches would not stay together"
+            )
+        return self._resolve(one_of.quota)
+
+    def _resolve(self, batch: int | None) -> MixtureStream:
+        adopted = self._adopted
+        if adopted is not None:
+            return replace(adopted, sources=self._resolved(self._sources, batch, {}))
+        weights = self._weights
+        shares: dict[str, float] = {}
+        if weights is not None:
+            exact = exact_shares(weights)
+            shares = {name: float(s) for name, s in zip(self._sources, exact, strict=True)}
+        sources = self._resolved(self._sources, batch, shares)
+        sizes = tuple(source.count for source in sources)
+        if weights is None:
+            weights = sizes if self._temperature is None else tempered(sizes, self._temperature)
+        return self._made(tuple(self._sources), sources, weights, batch)
+
+    def _made(
+        self,
+        names: tuple[str, ...],
+        sources: tuple[Source, ...],
+        weights: tuple[float, ...],
+        batch: int | None,
+    ) -> MixtureStream:
+        window, unit = self._window, 1
+        if self._batching != "mixed":
+            size = self._unit or batch
+            if size is None:
+                raise ArgumentError(
+                    f"batching={self._batching!r} needs a batch size: give batch_size= or "
+                    "global_batch_size=, or use a StreamingDataLoader"
+                )
+            window, unit = (size, 1) if self._batching == "stratified" else (window, size)
+        course = Course(
+            names=names,
+            sizes=tuple(source.count for source in sources),
+            segments=(Segment(0, weights),),
+            window=window
+            or default_window(exact_shares(weights), [source.count // unit for source in sources]),
+            unit=unit,
+            stop=self._stop_rule,
+            seed=self._seed or 0,
+            length=self._length,
+        )
+        splits = self._num_splits
+        if splits is None:
+            count = min(course.samples(0), 1 << 40)
+            multiple = 1 if batch else self.topology.size
+            splits = default_num_splits(count, global_batch=batch, multiple=multiple)
+        return MixtureStream(course, sources, self._batching, splits, self.source_column)
+
+    def _resolved(
+        self, parts: Mapping[str, Streaming], batch: int | None, shares: Mapping[str, float]
+    ) -> tuple[Source, ...]:
+        sources = []
+        for name, part in parts.items():
+            share = shares.get(name, 1 / len(parts))
+            quota = None if batch is None else max(1, round(batch * share))
+            try:
+                sources.append(part._as_source(OneOf(len(parts), quota)))
+            except EmptyError as error:
+                raise EmptyError(f"source {name!r} is empty: {error}") from error
+        return tuple(sources)
+
+    # ---- the state ------------------------------------------------------------------------------
+
+    def _adopt(
+        self, state: Mapping[str, Any], batch: int | None
+    ) -> tuple[MixtureStream, Callable[[], None]]:
+        checked = check_state(state, mixture=True)
+        brief = {
+            **checked,
+            "seed": checked["shuffle_seed"],
+            "schedule": _parsed(state, "schedule"),
+            "sources": _parsed(state, "sources"),
+        }
+        position = int(state["epoch"]), int(state["counter"])
+        stream, commit = self._adopt_brief(brief, batch, position)
+        new = len(stream.sources) > len(brief["sources"])
+        if not new and stream.plan_hash != checked["plan_hash"]:
+            raise StateError(
+                f"plan_hash mismatch: the state has {checked['plan_hash']}, this mixture "
+                f"{stream.plan_hash}; start the next epoch: epoch={position[0] + 1}"
+            )
+        if position[1] > stream.samples(position[0]):
+            raise StateError(
+                f"counter {position[1]} of the state is beyond the {stream.samples(position[0])} "
+                "samples of an epoch: the state is damaged"
+            )
+        return stream, commit
+
+    def _adopt_brief(
+        self, brief: Any, batch: int | None, position: tuple[int, int] | None = None
+    ) -> tuple[MixtureStream, Callable[[], None]]:
+        """Take up what a state says of a mixture; with its position, sources may be added there."""
+        known = list(brief["sources"])
+        gone = [name for name in known if name not in self._sources]
+        new = [name for name in self._sources if name not in known]
+        if gone or (new and position is None):
+            raise StateError(
+                f"sources mismatch: the state has {', '.join(known)}, this mixture has "
+                f"{', '.join(self._sources)}; a source that is no longer wanted stays, with a "
+                "weight of 0: see reweight"
+            )
+        self._check_settings(brief)
+        found, commits = [], []
+        for name in known:
+            try:
+                source, commit = self._sources[name]._adopt_brief(brief["sources"][name], batch)
+            except StateError as error:
+                raise StateError(f"source {name!r}: {error}") from error
+            found.append(source)
+            commits.append(commit)
+        found += self._resolved({name: self._sources[name] for name in new}, batch, {})
+        names = (*known, *new)
+        course = _course(brief, names, tuple(source.count for source in found))
+        if new:
+            assert position is not None
+            weights = self._new_weights(names)
+            course = course.reweighted(*position, weights)
+        else:
+            self._check_weights(course)
+        stream = MixtureStream(
+            course, tuple(found), brief["batching"], int(brief["num_splits"]), self.source_column
+        )
+        parts = {name: self._sources[name] for name in names}
+
+        def take_up() -> None:
+            for commit in commits:
+                commit()
+            self._sources, self._adopted = parts, stream
+
+        return stream, take_up
+
+    def _check_settings(self, brief: Mapping[str, Any]) -> None:
+        for name, given, key in (
+            ("seed", self._seed, "seed"),
+            ("num_splits", self._num_splits, "num_splits"),
+            ("batching", self._batching, "batching"),
+            ("window", self._window, "slots"),
+            ("unit", self._unit, "unit"),
+            ("stop", self._stop_rule, "stop"),
+            ("length", self._length, "length"),
+        ):
+            if given is not None and given != brief[key]:
+                raise StateError(
+                    f"{name} mismatch: the state has {brief[key]!r}, this mixture was made with "
+                    f"{given!r}; make it as it was, or start the next epoch instead of loading"
+                )
+
+    def _check_weights(self, course: Course) -> None:
+        """Raise unless the weights that were given are those of the state."""
+        weights = self._weights
+        if weights is None and self._temperature is not None:
+            weights = tempered(course.sizes, self._temperature)
+            given = dict(zip(course.names, weights, strict=True))
+        elif weights is not None:
+            given = dict(zip(self._sources, weights, strict=True))
+        else:
+            return
+        stored = dict(zip(course.names, course.segments[-1].weights, strict=True))
+        first = dict(zip(course.names, course.segments[0].weights, strict=True))
+        if given not in (stored, first):
+            raise StateError(
+                f"weights mismatch: the state has {stored}, this mixture was made with {given}; "
+                "make it with the state's, load, and change them with reweight()"
+            )
+
+    def _new_weights(self, names: tuple[str, ...]) -> tuple[float, ...]:
+        if self._weights is None:
+            raise StateError(
+                f"this mixture has more sources ({', '.join(names)}) than the state; give the "
+                "weights that all of them have from there on: weights="
+            )
+        given = dict(zip(self._sources, self._weights, strict=True))
+        return tuple(given[name] for name in names)
+
+    def reweight(self, weights: Mapping[str, float], *, at: int | None = None) -> None:
+        """Change the weights from a sample of the epoch in progress on, and for all after it.
+
+        Nothing is read twice and nothing left out: each source goes on where it is.
+
+        Args:
+            weights: From name to a number, for every source; 0 leaves one out.
+            at: The counter from which on they hold; None is the present one.
+
+        Raises:
+            ArgumentError: If a weight is none, or ``at`` was passed already.
+            IterationError: If the mixture is being iterated without a `StreamingDataLoader`.
+        """
+        live = None if self._live is None else self._live()
+        if live is not None and not isinstance(live, LoaderIterator):
+            raise IterationError(
+                "the mixture is being iterated: exhaust or close() the iterator first, or iterate "
+                "it with a StreamingDataLoader"
+            )
+        position = self._position
+        if live is None and position.begun:
+            position = position.begin()
+            self._position = replace(position, begun=False)
+        counter = position.counter if at is None else integer("at", at)
+        if counter < position.counter:
+            raise ArgumentError(
+                f"at={counter} has passed: the counter is {position.counter} already"
+            )
+        stream = self.stream(self._stream_batch)
+        checked = check_weights(weights, stream.course.names)
+        course = stream.course.reweighted(position.epoch, counter, checked)
+        self._adopted = replace(stream, course=course)
+        self._weights = self._temperature = None
+        self._stream = self._agreed = self._adopted
+        self._place()
+        if live is not None:
+            live.restart()
+
+
+def cycle(source: Streaming | TableLike, *, length: int | None = None, **options: Any) -> Mixture:
+    """A stream over and over: epochs of any length, or one without end.
+
+    Each time through the source is its next epoch, in another order. An epoch goes on where the
+    one before it stopped.
+
+    Args:
+        source: A table, view, `StreamingDataset` or mixture.
+        length: Samples in an epoch; None is without end.
+        options: As `Mixture` takes them.
+
+    Example:
+        >>> epochs_of_1000 = cycle("digits.lance", length=1000)  # doctest: +SKIP
+    """
+    stop = "never" if length is None else None
+    return Mixture({"source": source}, weights={"source": 1}, length=length, stop=stop, **options)
+
+
+def _check_sources(sources: Any) -> None:
+    if not isinstance(sources, Mapping) or not sources:
+        raise ArgumentError(
+            f"a mixture is made of a dict from name to source, with one at least, got {sources!r}"
+        )
+    for name in sources:
+        if not isinstance(name, str) or not name:
+            raise ArgumentError(f"the names of sources are texts, got {name!r}")
+
+
+def _stop_rule(stop: str | None, length: int | None, *, weighted: Any) -> Stop:
+    if length is not None:
+        if stop is not None:
+            raise ArgumentError(f"stop={stop!r} and length={length} are both given; pass one")
+        return "length"
+    if stop is None:
+        return "first_exhausted" if weighted else "every_row_once"
+    if stop not in _STOPS:
+        raise ArgumentError(f"stop must be one of {', '.join(_STOPS)}, got {stop!r}")
+    return stop  # type: ignore[return-value]
+
+
+def _part_of(name: str, source: Any, columns: list[str] | None) -> Streaming:
+    if not isinstance(source, Streaming):
+        return StreamingDataset(source, columns=columns)._part()
+    if source.transform is not None:
+        raise ArgumentError(
+            f"source {name!r} has a transform; give it to the mixture or to the loader: it is "
+            "called with batches"
+        )
+    part = source._part()
+    if columns is not None:
+        part.columns = columns
+    return part
+
+
+def _parsed(state: Mapping[str, Any], key: str) -> Any:
+    try:
+        value = json.loads(state[key])
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise StateError(f"{key} of the state is damaged: {state[key]!r}")
+    return value
+
+
+def _course(brief: Mapping[str, Any], names: tuple[str, ...], sizes: tuple[int, ...]) -> Course:
+    """The course that a state describes; sources that are new have had no weight in it."""
+    schedule = brief["schedule"]
+    more = len(names) - len(brief["sources"])
+    try:
+        return Course(
+            names=names,
+            sizes=sizes,
+            segments=tuple(
+                Segment(int(start), (*weights, *[0] * more))
+                for start, weights in schedule["weights"]
+            ),
+            window=int(brief["slots"]),
+            unit=int(brief["unit"]),
+            stop=brief["stop"],
+            seed=int(brief["seed"]),
+            length=brief["length"],
+            epoch=int(schedule["epoch"]),
+            spent=(*schedule["spent"], *[0] * more),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise StateError(f"the schedule of the state is damaged: {schedule!r}") from error
