@@ -65,7 +65,7 @@ class StreamingDataset(Streaming):
         storage_options: Passed to Lance, with limits on retries where they name none; or a
             function that returns them and is called again before their ``expires_at_millis``.
         pin: Tags the version under this name, so that a cleanup cannot remove it (rank 0 writes).
-        columns: Names of the columns to read; None reads all.
+        columns: Names of the columns to read; None reads all, or those of a view.
         filter: SQL expression; applied once, before anything is read. None takes a state's.
         permutation: A `Permutation`, or any table with a column of row offsets, that lists the
             rows. LanceDB's permutation tables too.

@@ -56,7 +56,7 @@ class Mixture(Streaming):
         unit: Samples of a unit; None is the global batch. The batch of a rank gives each rank a
             source of its own.
         window: Samples (units, for ``"per_source"``) in which the proportions are exact. None
-            chooses, at least 1,024; the global batch for ``"stratified"``.
+            chooses 1,024, fewer for small sources; the global batch for ``"stratified"``.
         source_column: The name of a column that is added, with the name of each row's source.
         columns: Names of the columns to read; None reads what each source says. Sources must have
             the same columns, unless batches are of one source.
@@ -242,7 +242,8 @@ class Mixture(Streaming):
             names=names,
             sizes=tuple(source.count for source in sources),
             segments=(Segment(0, weights),),
-            window=window or default_window(exact_shares(weights)),
+            window=window
+            or default_window(exact_shares(weights), [source.count // unit for source in sources]),
             unit=unit,
             stop=self._stop_rule,
             seed=self._seed or 0,
