@@ -171,7 +171,8 @@ class MixtureFeed:
             self.schema = self.schema.append(pa.field(source_column, pa.string()))
             self._column = _SourceColumn(source_column, np.array(sources, np.object_))
         self.held_bytes = sum(feed.held_bytes for feed in feeds)
-        self.block_bytes = feeds[0].block_bytes
+        self.block_bytes = max(feed.block_bytes for feed in feeds)
+        self.read_ahead = max(feed.read_ahead for feed in feeds)
         each = zip(feeds, shares, strict=True)
         self.row_bytes = max(1.0, sum(feed.row_bytes * share for feed, share in each))
 
