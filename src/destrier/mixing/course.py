@@ -67,6 +67,11 @@ class Course:
         if not self.spent:
             object.__setattr__(self, "spent", (0,) * len(self.names))
         _ = self._quotas(0, self.segments[-1].weights)  # refuses what no window can hold
+        if self.length is not None and self.length % self.unit:
+            raise ArgumentError(
+                f"length={self.length} is no multiple of the {self.unit} samples that are of one "
+                "source, so that the next epoch would begin inside them; take a multiple"
+            )
 
     @property
     def goes_on(self) -> bool:
@@ -232,6 +237,7 @@ class Course:
 
         Raises:
             ArgumentError: If there is no such sample, or it is inside a unit.
+            EmptyError: If the epochs after this one would have no sample.
         """
         if self.stop == "every_row_once":
             raise ArgumentError(
@@ -252,9 +258,11 @@ class Course:
                 f"got the earlier one {x}"
             )
         kept = [segment for segment in before if segment.start < slot]
-        return replace(
+        changed = replace(
             self,
             segments=(*kept, Segment(slot, weights)),
             epoch=0 if self.goes_on else epoch,
             spent=tuple(self._begun(epoch)),
         )
+        _ = changed.samples(changed.epoch + 1)  # refuses what later epochs cannot be
+        return changed
