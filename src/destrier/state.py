@@ -183,6 +183,8 @@ def expanded(brief: Any) -> State:
     Raises:
         StateError: If it is not one.
     """
+    if isinstance(brief, Mapping):
+        raise StateError("the state has a mixture here, this is a table")
     if not isinstance(brief, list) or len(brief) != len(_BRIEF):
         raise StateError(f"the state of a source is cut: {brief!r}")
     start = dict.fromkeys(_COMMON, 0)

@@ -180,12 +180,14 @@ class TableStream:
         rows: The row list that the order permutes.
         identity: The parameters, and the digests of table and rows.
         listed: Whether sample g is listing entry g (a permutation that is not shuffled).
+        columns: What is read of one of several sources, unless all of them read the same.
     """
 
     table: Table
     rows: RowList
     identity: Identity
     listed: bool = False
+    columns: list[str] | None = None
 
     @property
     def count(self) -> int:
@@ -247,7 +249,9 @@ class TableStream:
         """
         reader = Reader(
             self.table,
-            chosen_columns(self.table, options.columns),
+            chosen_columns(
+                self.table, self.columns if options.columns is None else options.columns
+            ),
             tolerant=options.tolerant,
             counts=options.counts,
             cache=options.cache,

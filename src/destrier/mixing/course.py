@@ -67,6 +67,15 @@ class Course:
         if not self.spent:
             object.__setattr__(self, "spent", (0,) * len(self.names))
         _ = self._quotas(0, self.segments[-1].weights)  # refuses what no window can hold
+        if self.stop == "all_exhausted":
+            for name, size, weight in zip(
+                self.names, self.sizes, self.segments[-1].weights, strict=True
+            ):
+                if weight and size >= ENDLESS:
+                    raise ArgumentError(
+                        f"source {name!r} has no end, so stop='all_exhausted' never comes; take "
+                        "another stop=, or length="
+                    )
         if self.length is not None and self.length % self.unit:
             raise ArgumentError(
                 f"length={self.length} is no multiple of the {self.unit} samples that are of one "
@@ -117,7 +126,8 @@ class Course:
             return self.length
         if self.stop == "every_row_once":
             return sum(self.sizes)
-        return (self._first_length if epoch <= self.epoch else self._later_length) * self.unit
+        slots = self._first_length if epoch <= self.epoch else self._later_length
+        return min(slots * self.unit, ENDLESS)
 
     @cached_property
     def _first_length(self) -> int:
