@@ -12,7 +12,7 @@ from destrier.check import integer
 from destrier.dataset import StreamingDataset
 from destrier.errors import ArgumentError, EmptyError, IterationError, StateError
 from destrier.iteration import LoaderIterator
-from destrier.mixing.course import Course, Segment, Stop
+from destrier.mixing.course import ENDLESS, Course, Segment, Stop
 from destrier.mixing.quotas import default_window, exact_shares
 from destrier.mixing.stream import BATCHINGS, Batching, MixtureStream, Source
 from destrier.mixing.weights import check_weights, tempered
@@ -23,6 +23,7 @@ from destrier.sizing import default_num_splits
 from destrier.state import check_state
 from destrier.stream import OneOf
 from destrier.streaming import Streaming
+from destrier.topology import current_worker
 
 if TYPE_CHECKING:
     from destrier.table import TableLike
@@ -205,7 +206,11 @@ class Mixture(Streaming):
                 f"a mixture with batching={self._batching!r} cannot be a source of another one: "
                 "its batches would not stay together"
             )
-        return self._resolve(one_of.quota)
+        stream = self._resolve(one_of.quota)
+        last = stream.course.segments[-1].weights
+        # Its epochs are numbered anew, and all of them have the weights that it has now.
+        course = replace(stream.course, segments=(Segment(0, last),), epoch=0, spent=())
+        return replace(stream, course=course)
 
     def _resolve(self, batch: int | None) -> MixtureStream:
         adopted = self._adopted
@@ -219,6 +224,9 @@ class Mixture(Streaming):
         sources = self._resolved(self._sources, batch, shares)
         sizes = tuple(source.count for source in sources)
         if weights is None:
+            for name, size in zip(self._sources, sizes, strict=True):
+                if size >= ENDLESS:
+                    raise ArgumentError(f"source {name!r} has no end, so it needs a weight")
             weights = sizes if self._temperature is None else tempered(sizes, self._temperature)
         return self._made(tuple(self._sources), sources, weights, batch)
 
@@ -300,6 +308,8 @@ class Mixture(Streaming):
         self, brief: Any, batch: int | None, position: tuple[int, int] | None = None
     ) -> tuple[MixtureStream, Callable[[], None]]:
         """Take up what a state says of a mixture; with its position, sources may be added there."""
+        if not isinstance(brief, Mapping):
+            raise StateError(f"the state has a table here, this is a mixture: {self!r}")
         known = list(brief["sources"])
         gone = [name for name in known if name not in self._sources]
         new = [name for name in self._sources if name not in known]
@@ -393,8 +403,15 @@ class Mixture(Streaming):
 
         Raises:
             ArgumentError: If a weight is none, or ``at`` was passed already.
+            EmptyError: If the epochs after this one would have no sample.
             IterationError: If the mixture is being iterated without a `StreamingDataLoader`.
         """
+        if self._shared is not None and self._shared.reading and current_worker() is None:
+            raise IterationError(
+                "DataLoader workers read ahead of the consumer, so this mixture does not know the "
+                "position; call set_epoch first, and make the DataLoader anew, or use "
+                "destrier.StreamingDataLoader"
+            )
         live = None if self._live is None else self._live()
         if live is not None and not isinstance(live, LoaderIterator):
             raise IterationError(
@@ -403,8 +420,7 @@ class Mixture(Streaming):
             )
         position = self._position
         if live is None and position.begun:
-            position = position.begin()
-            self._position = replace(position, begun=False)
+            position = replace(position.begin(), begun=False)
         counter = position.counter if at is None else integer("at", at)
         if counter < position.counter:
             raise ArgumentError(
@@ -413,12 +429,24 @@ class Mixture(Streaming):
         stream = self.stream(self._stream_batch)
         checked = check_weights(weights, stream.course.names)
         course = stream.course.reweighted(position.epoch, counter, checked)
+        for name, source in zip(stream.course.names, stream.sources, strict=True):
+            _, take_up = self._sources[name]._adopt_brief(source.brief(), None)
+            take_up()  # what was chosen for them stays, whatever the weights are
         self._adopted = replace(stream, course=course)
         self._weights = self._temperature = None
-        self._stream = self._agreed = self._adopted
+        self._agreed = self._adopted if self._agreed is stream else None
+        self._stream, self._position = self._adopted, position
         self._place()
         if live is not None:
             live.restart()
+
+    # ---- pickling -------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        if self._adopted is not None:  # its sources are resolved again
+            state["_adopted"] = replace(self._adopted, sources=())
+        return state
 
 
 def cycle(source: Streaming | TableLike, *, length: int | None = None, **options: Any) -> Mixture:
@@ -488,22 +516,27 @@ def _parsed(state: Mapping[str, Any], key: str) -> Any:
 def _course(brief: Mapping[str, Any], names: tuple[str, ...], sizes: tuple[int, ...]) -> Course:
     """The course that a state describes; sources that are new have had no weight in it."""
     schedule = brief["schedule"]
-    more = len(names) - len(brief["sources"])
+    known = names[: len(brief["sources"])]
+    new = (0,) * (len(names) - len(known))
     try:
+        segments = [
+            Segment(start, (*check_weights(dict(zip(known, weights, strict=True)), known), *new))
+            for start, weights in schedule["weights"]
+        ]
+        starts = [integer("start", segment.start) for segment in segments]
+        if starts[0] != 0 or starts != sorted(starts) or len(schedule["spent"]) != len(known):
+            raise ValueError(starts)
         return Course(
             names=names,
             sizes=sizes,
-            segments=tuple(
-                Segment(int(start), (*weights, *[0] * more))
-                for start, weights in schedule["weights"]
-            ),
+            segments=tuple(segments),
             window=int(brief["slots"]),
             unit=int(brief["unit"]),
             stop=brief["stop"],
             seed=int(brief["seed"]),
             length=brief["length"],
             epoch=int(schedule["epoch"]),
-            spent=(*schedule["spent"], *[0] * more),
+            spent=(*schedule["spent"], *new),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise StateError(f"the schedule of the state is damaged: {schedule!r}") from error

@@ -196,6 +196,8 @@ def expanded(brief: Any) -> State:
     Raises:
         StateError: If it is not one.
     """
+    if isinstance(brief, Mapping):
+        raise StateError("the state has a mixture here, this is a table")
     if not isinstance(brief, list) or len(brief) not in (len(_BRIEF), len(_BRIEF) + 1):
         raise StateError(f"the state of a source is cut: {brief!r}")
     names = (*_BRIEF, "packing")

@@ -226,7 +226,7 @@ class Streaming(Counted, IterableDataset[Any], ABC):
 
     def __len__(self) -> int:
         """Row mode: rows of this rank in an epoch. Batch mode: its steps."""
-        shares = self._shares(ONLY_WORKER)(0, 0)
+        shares = self._shares(ONLY_WORKER)(self.epoch, 0)
         return shares.rows_left if isinstance(shares, Cycles) else len(shares)
 
     def __iter__(self) -> Iterator[Any]:
@@ -292,7 +292,6 @@ class Streaming(Counted, IterableDataset[Any], ABC):
                 shares=shares,
                 threads=threads,
                 prefetch_bytes=self._prefetch_bytes,
-                pad_from=stream.count if batch and self.remainder == "pad" else None,
                 most_ready=self._queue_depth,
             )
             self._runner = Runner(work, self)

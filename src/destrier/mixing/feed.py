@@ -7,7 +7,7 @@ that a batch is gathered from it as from one table.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -40,7 +40,8 @@ class MixtureBlock:
         bounds: Where each share begins in them; one more than there are shares.
         leaf: The table of each sample.
         parts: For each table its number, which samples are of it, and what is read of it.
-        complete: Whether all rows of a table are in memory with it.
+        complete: Whether all rows of all tables are in memory with it.
+        places: Where each sample lies in the pool, once the block is loaded.
     """
 
     first: int
@@ -49,6 +50,7 @@ class MixtureBlock:
     leaf: Ints
     parts: list[tuple[int, Ints, Block]]
     complete: bool = False
+    places: Ints = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 class MixtureBlocks:
@@ -82,12 +84,8 @@ class MixtureBlocks:
 
     @property
     def complete(self) -> Sequence[bool]:
-        """For each table, whether all its rows are in memory after the last block."""
-        loads = len(self._shares) > self._start
-        return [
-            loaded or (loads and feed.held == "all")
-            for loaded, feed in zip(self._loaded, self._feeds, strict=True)
-        ]
+        """For each table, whether all its rows are in memory: one that gave none is not read."""
+        return self._loaded
 
     @property
     def _start(self) -> int:
@@ -121,8 +119,8 @@ class MixtureBlocks:
                     zero = np.zeros(1, np.int64)
                     yield MixtureBlock(first, none, zero, none, [(number, none, block)])
                 parts.append((number, mine, blocks[-1]))
-            complete = any(block.complete for *_, block in parts)
-            yield MixtureBlock(first, samples, bounds, leaf, parts, complete)
+                self._loaded[number] = self._loaded[number] or blocks[-1].complete
+            yield MixtureBlock(first, samples, bounds, leaf, parts, all(self._loaded))
             first = last
 
 
@@ -133,7 +131,8 @@ class MixtureFeed:
         names: Of the tables, for errors.
         feeds: How each is read.
         passes: The epochs of each.
-        same: Whether batches hold rows of several tables, which must then have the same columns.
+        together: Tables whose rows come in the same batches, and so must have the same columns: a
+            number for each table, the same for those.
         shares: The share of each table in the samples.
         source_column: The column that each row's source is named in; None adds none.
         sources: The source of each table.
@@ -148,7 +147,7 @@ class MixtureFeed:
         feeds: Sequence[TableFeed],
         passes: Sequence[Passes],
         *,
-        same: bool,
+        together: Sequence[int],
         shares: Sequence[float],
         source_column: str | None,
         sources: Sequence[str],
@@ -157,8 +156,11 @@ class MixtureFeed:
         self.passes = passes
         self.counts: Counts = feeds[0].counts
         self.schemas = [feed.schema for feed in feeds]
-        if same:
-            self.schemas = [common_schema(names, self.schemas)] * len(feeds)
+        for number in set(together):
+            mine = [i for i, group in enumerate(together) if group == number]
+            common = common_schema([names[i] for i in mine], [self.schemas[i] for i in mine])
+            for i in mine:
+                self.schemas[i] = common
         fields = {field.name: field for schema in reversed(self.schemas) for field in schema}
         self.schema = pa.schema(list(fields.values()))
         self._column = None
@@ -223,7 +225,6 @@ class MixtureMemory:
             if id(schema) not in pools:
                 pools[id(schema)] = _Places(ColumnPool(schema) if columnar else ArrowPool(schema))
         self._tables = [_Region(pools[id(schema)]) for schema in schemas]
-        self._places = np.empty(0, np.int64)
 
     @property
     def complete(self) -> Sequence[bool]:
@@ -232,17 +233,18 @@ class MixtureMemory:
 
     def load(self, block: MixtureBlock, rows: list[Rows]) -> None:
         """Take in what a block reads, and find its samples."""
-        self._places = np.empty(len(block.samples), np.int64)
+        # In the block, since a pipeline that was just stopped may still have one of this memory.
+        block.places = np.empty(len(block.samples), np.int64)
         for (number, mine, part), read in zip(block.parts, rows, strict=True):
             table = self._tables[number]
             table.load(part, read)
             if len(part.samples):
-                self._places[mine] = table.find(part)
+                block.places[mine] = table.find(part)
 
     def share(self, block: MixtureBlock, index: int, epoch: int) -> RawBatch:
         """Gather a share of the block that was loaded last, by its number in it."""
         part = slice(int(block.bounds[index]), int(block.bounds[index + 1]))
-        places, leaf = self._places[part], block.leaf[part]
+        places, leaf = block.places[part], block.leaf[part]
         # Tables of other columns have pools of their own: then all samples are of one table.
         pool = self._tables[int(leaf[0]) if len(leaf) else 0].pool
         failed = pool.errors_at(places)
@@ -375,17 +377,17 @@ def common_schema(names: Sequence[str], schemas: Sequence[pa.Schema]) -> pa.Sche
     """
     first = schemas[0]
     fields = []
-    for field in first:
-        kind = field.type
+    for own in first:
+        kind = own.type
         for name, schema in zip(names, schemas, strict=True):
-            if field.name not in schema.names:
+            if own.name not in schema.names:
                 raise SchemaError(
-                    f"{names[0]} has a column {field.name!r}, {name} has none (it has "
+                    f"{names[0]} has a column {own.name!r}, {name} has none (it has "
                     f"{', '.join(schema.names)}); choose common ones with columns=, or take each "
                     "batch from one source: batching='per_source'"
                 )
-            kind = _common_type(kind, schema.field(field.name).type, field.name, names[0], name)
-        fields.append(field.with_type(kind).with_nullable(True))
+            kind = _common_type(kind, schema.field(own.name).type, own.name, names[0], name)
+        fields.append(own.with_type(kind).with_nullable(True))
     for name, schema in zip(names, schemas, strict=True):
         more = [column for column in schema.names if column not in first.names]
         if more:

@@ -263,11 +263,20 @@ class MixtureStream:
             names,
             [feeds[number] for number in range(len(self.leaves))],
             [Passes(leaf.order) for leaf in self.leaves],
-            same=self.batching != "per_source",
+            together=self._together(options),
             shares=[each / total for each in drawn],
             source_column=self.source_column,
             sources=self.source_of_leaf,
         )
+
+    def _together(self, options: FeedOptions) -> Sequence[int]:
+        """For each table a number, the same where rows come in the same batches."""
+        unit, batch = self.course.unit, options.batch
+        # A rank that has several units of a step, as on a smaller world, has a batch of several.
+        apart = self.batching == "per_source" and batch in (unit, unit * options.topology.size)
+        numbers = range(len(self.sources)) if apart else (0,) * len(self.sources)
+        pairs = zip(numbers, self.sources, strict=True)
+        return [number for number, source in pairs for _ in source.leaves]
 
     def _drawn(self) -> list[float]:
         """Samples of each table in an epoch, or relative numbers where that has no end."""
