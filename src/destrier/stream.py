@@ -242,6 +242,7 @@ class TableStream:
         listed: Whether sample g is listing entry g (a permutation that is not shuffled).
         packed: The documents and their blocks, where the rows are blocks.
         buckets: How batches of like length are formed, and the lengths.
+        source_columns: Of one of several sources, the columns that it was made with.
     """
 
     table: Table
@@ -250,6 +251,7 @@ class TableStream:
     listed: bool = False
     packed: PackedRows | None = None
     buckets: tuple[Buckets, Lengths] | None = None
+    source_columns: list[str] | None = None
 
     @property
     def count(self) -> int:
@@ -310,7 +312,7 @@ class TableStream:
             ColumnError: If a column is not in the table, or none is left.
         """
         reader = self.reader(
-            options.columns,
+            self.source_columns if options.columns is None else options.columns,
             tolerant=options.tolerant,
             counts=options.counts,
             cache=options.cache,
