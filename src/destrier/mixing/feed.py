@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from destrier.batch import RawBatch
+from destrier.batch import INDEX_COLUMNS, RawBatch
 from destrier.columns import Column
 from destrier.counters import Counts
 from destrier.errors import RowError, SchemaError
@@ -78,6 +78,8 @@ class MixtureFeed:
     Raises:
         SchemaError: If the columns differ, or one has the name of the source's column.
     """
+
+    index_columns: Sequence[str] = INDEX_COLUMNS
 
     def __init__(
         self,
