@@ -41,6 +41,7 @@ if _TYPE_CHECKING:
     )
     from destrier.evaluation import gather
     from destrier.exporting import export
+    from destrier.generators import generators
     from destrier.images import Image
     from destrier.jobs.mapping import map
     from destrier.jobs.optimizing import ALL_DONE, optimize
@@ -57,6 +58,7 @@ if _TYPE_CHECKING:
     from destrier.table import open_table
     from destrier.verification import verify
     from destrier.view import View
+    from destrier.zip import Zip
 
 __all__ = [
     "ALL_DONE",
@@ -94,6 +96,7 @@ __all__ = [
     "View",
     "WorkerError",
     "WriteError",
+    "Zip",
     "add_columns",
     "append",
     "concat",
@@ -102,6 +105,7 @@ __all__ = [
     "delete",
     "export",
     "gather",
+    "generators",
     "get",
     "index",
     "link",
@@ -158,6 +162,8 @@ _PLACES = {
     "open_table": "table",
     "verify": "verification",
     "View": "view",
+    "Zip": "zip",
+    "generators": "generators",
 }
 
 

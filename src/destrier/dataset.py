@@ -245,7 +245,8 @@ class StreamingDataset(Streaming):
 
     def _as_source(self, one_of: OneOf) -> TableStream:
         settings = self._adopted or self._settings
-        return self._with_columns(resolve_stream(self._table, settings, one_of=one_of))
+        stream = resolve_stream(self._table, settings, global_batch=one_of.quota, one_of=one_of)
+        return self._with_columns(stream)
 
     def _with_columns(self, stream: TableStream) -> TableStream:
         """The stream as a source, of which the feed of the whole does not know the columns."""
