@@ -41,7 +41,6 @@ if _TYPE_CHECKING:
     )
     from destrier.evaluation import gather
     from destrier.exporting import export
-    from destrier.generators import generators
     from destrier.images import Image
     from destrier.jobs.mapping import map
     from destrier.jobs.optimizing import ALL_DONE, optimize
@@ -51,6 +50,7 @@ if _TYPE_CHECKING:
     from destrier.order import Order
     from destrier.packing.packed import Packed
     from destrier.permutation import Permutation
+    from destrier.randomness import generators
     from destrier.sampling import sample
     from destrier.splitting import split
     from destrier.stats import Stats
@@ -163,7 +163,7 @@ _PLACES = {
     "verify": "verification",
     "View": "view",
     "Zip": "zip",
-    "generators": "generators",
+    "generators": "randomness",
 }
 
 

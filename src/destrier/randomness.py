@@ -33,7 +33,7 @@ def generators(seed: int) -> Generators:
     ranks and workers, any batch size, and after a resume. Global generators are not touched.
 
     Args:
-        seed: Of a row, from 0 to 2**63 - 1.
+        seed: Of a row, from 0 to 2**63 - 1; PyTorch's generator uses the low 32 bits.
 
     Example:
         >>> def noisy(batch, seeds):
