@@ -15,6 +15,8 @@ from destrier.schedule import BLOCK_ROWS, DIRECT_SHARES, Block, block_rows
 
 __all__ = ["MixtureBlock", "Reading", "Spans"]
 
+_LEAST_ROWS = 1 << 13  # that are planned together
+
 
 @dataclass
 class MixtureBlock:
@@ -111,7 +113,9 @@ class Spans:
         self._total = len(shares)
         self.loaded = list(complete) or [False] * len(feeds)
         held = all(feed.held == "all" for feed in feeds)
-        rows = BLOCK_ROWS if held else block_rows(row_bytes, block_bytes)
+        # Small tables come again and again: each time is an order of its own, which takes time.
+        most = max(_LEAST_ROWS, sum(len(feed.rows) for feed in feeds))
+        rows = min(BLOCK_ROWS, most) if held else block_rows(row_bytes, block_bytes)
         self._together = max(1, rows // max(1, shares.largest))
 
     @property
