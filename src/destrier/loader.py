@@ -275,7 +275,8 @@ class StreamingDataLoader:
                 cache=self.dataset._cache,
             )
         )
-        check_extra_columns(feed.schema.names, self._with_index, self.remainder, stream.names)
+        index = feed.index_columns if self._with_index else ()
+        check_extra_columns(feed.schema.names, index, self.remainder, stream.names)
         images = decode_columns(feed.schema, self._decode) if columnar else {}
         workers = None
         if self._num_workers and self._transform is not None:

@@ -499,10 +499,13 @@ class OneOf:
     Attributes:
         sources: How many there are.
         quota: Samples of it in a step, about; None where that is not known.
+        zipped: Whether each sample has one of each source. A source then has as many lanes as a
+            table alone, which are those of the whole.
     """
 
     sources: int
     quota: int | None
+    zipped: bool = False
 
 
 def resolve_stream(
@@ -542,7 +545,7 @@ def resolve_stream(
     listed = settings.permutation is not None and not shuffle
     num_splits = settings.num_splits
     if num_splits is None:
-        if shuffle and one_of is not None:
+        if shuffle and one_of is not None and not one_of.zipped:
             num_splits = default_source_splits(count, quota=one_of.quota)
         elif shuffle:
             num_splits = default_num_splits(count, global_batch=global_batch, multiple=multiple)

@@ -298,7 +298,8 @@ class Streaming(Counted, IterableDataset[Any], ABC):
         return self._runner, self._runner.start(position.epoch, position.counter)
 
     def _batch_finisher(self, feed: Feed, stream: Stream) -> Finisher:
-        check_extra_columns(feed.schema.names, self.with_index, self.remainder, stream.names)
+        index = feed.index_columns if self.with_index else ()
+        check_extra_columns(feed.schema.names, index, self.remainder, stream.names)
         return Finisher(
             stream.names,
             stream.seed,
