@@ -10,6 +10,7 @@ from destrier.table import redact
 
 if TYPE_CHECKING:
     from destrier.table import TableLike
+    from destrier.view import View
 
 __all__ = ["Packed"]
 
@@ -65,7 +66,7 @@ class Packed:
 
     def __init__(
         self,
-        table: TableLike,
+        table: TableLike | View,
         *,
         block_size: int,
         column: str = "tokens",
