@@ -11,7 +11,7 @@ import os
 import signal
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -27,8 +27,10 @@ from destrier import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
+
+    from destrier.streaming import Streaming
 
 COLUMNS = ["id", "label", "vector", "name", "tokens"]
 FACES = ("loader", "dataset")
@@ -52,8 +54,61 @@ KINDS = (
 
 
 @dataclass(frozen=True)
+class Plan:
+    """An epoch, written down.
+
+    Attributes:
+        rows: Every sample's row, as `Batch` has it.
+        ids: Every sample's id.
+        place: From a sample to what a step is sorted by, before the sample itself.
+    """
+
+    rows: list[Any]
+    ids: list[int]
+    place: Callable[[int], Any]
+
+
+class AnyKind(Protocol):
+    """A kind of stream: over a table here, over several in `mixed`."""
+
+    @property
+    def unit(self) -> int:
+        """Samples that no share cuts apart."""
+        ...
+
+    @property
+    def any_batch(self) -> bool:
+        """Whether a run can go on with another batch size."""
+        ...
+
+    def make(self, **options: Any) -> Streaming:
+        """Make such a stream."""
+        ...
+
+    def samples(self, state: dict[str, Any]) -> int:
+        """Samples in an epoch."""
+        ...
+
+    def plan(self, state: dict[str, Any], epoch: int) -> Plan:
+        """Write down an epoch; sizes that were chosen are taken from a state."""
+        ...
+
+    def repeats(self, state: dict[str, Any]) -> bool:
+        """Whether every epoch is the same."""
+        ...
+
+    def locate(self, batch: dict[str, Any]) -> list[Any]:
+        """The rows of a batch, of which each is the one that its id says."""
+        ...
+
+    def check_coverage(self, rows: list[Any]) -> None:
+        """Raise unless the rows are those of a whole epoch."""
+        ...
+
+
+@dataclass(frozen=True)
 class Kind:
-    """A kind of stream.
+    """A kind of stream over one table.
 
     Attributes:
         path: The table.
@@ -68,18 +123,42 @@ class Kind:
     options: dict[str, Any]
     listed: np.ndarray[Any, Any]
     fixed: bool = False
+    unit = 1
+    any_batch = True
 
-    @property
-    def count(self) -> int:
+    def make(self, **options: Any) -> StreamingDataset:
+        """Make such a stream."""
+        return StreamingDataset(self.path, **{**self.options, **options})
+
+    def samples(self, state: dict[str, Any]) -> int:  # noqa: ARG002 - of mixtures it says so
         """Samples in an epoch."""
         return len(self.listed)
 
-    def offsets(self, state: dict[str, Any], epoch: int) -> list[int]:
-        """Return the row offset of every sample of an epoch; sizes are taken from a state."""
+    def plan(self, state: dict[str, Any], epoch: int) -> Plan:
+        """Write down an epoch; sizes that were chosen are taken from a state."""
+        offsets = self._offsets(state, epoch)
+        ids = self.ids[offsets].tolist() if len(self.ids) else []
+        return Plan(offsets, ids, lambda g: g % state["num_splits"])
+
+    def repeats(self, state: dict[str, Any]) -> bool:
+        """Whether every epoch is the same."""
+        return self.fixed or not state["shuffle"]
+
+    def locate(self, batch: dict[str, Any]) -> list[int]:
+        """The row offsets of a batch, which have its ids."""
+        offsets: list[int] = batch["row_offset"].tolist()
+        assert batch["id"].tolist() == self.ids[offsets].tolist()
+        return offsets
+
+    def check_coverage(self, rows: list[Any]) -> None:
+        """Raise unless every row that is listed comes just as often."""
+        assert sorted(rows) == sorted(self.listed.tolist())
+
+    def _offsets(self, state: dict[str, Any], epoch: int) -> list[int]:
         if self.fixed:
             return self.listed.tolist()
         order = Order(
-            self.count,
+            len(self.listed),
             seed=state["shuffle_seed"],
             epoch=epoch,
             num_splits=state["num_splits"],
@@ -87,7 +166,7 @@ class Kind:
             window=state["window"],
             shuffle=state["shuffle"],
         )
-        return self.listed[order.rows(np.arange(self.count))].tolist()
+        return self.listed[order.rows(np.arange(len(self.listed)))].tolist()
 
 
 def make_kind(  # noqa: C901, PLR0911 - one branch a kind
@@ -135,7 +214,12 @@ def make_kind(  # noqa: C901, PLR0911 - one branch a kind
 
 
 def steps(
-    count: int, splits: int, batch: int, *, start: int = 0, remainder: str = "drop"
+    count: int,
+    place: Callable[[int], Any],
+    batch: int,
+    *,
+    start: int = 0,
+    remainder: str = "drop",
 ) -> list[list[int]]:
     """Return the sample indices of every step in canonical order, from the definition."""
     out = []
@@ -147,14 +231,20 @@ def steps(
                 break
             if remainder == "keep":
                 samples = [g for g in samples if g < count]
-        out.append(sorted(samples, key=lambda g: (g % splits, g)))
+        out.append(sorted(samples, key=lambda g: (place(g), g)))
         begin += batch
     return out
 
 
-def share(step: Sequence[Any], rank: int, size: int) -> list[Any]:
+def share(step: Sequence[Any], rank: int, size: int, unit: int = 1) -> list[Any]:
     """Return a rank's contiguous share of a step."""
-    return list(step[rank * len(step) // size : (rank + 1) * len(step) // size])
+    units = len(step) // unit
+    return list(step[rank * units // size * unit : (rank + 1) * units // size * unit])
+
+
+def sharing(kind: AnyKind, batch: int, sizes: Sequence[int]) -> list[int]:
+    """Return the world sizes that can share a step of a kind."""
+    return [size for size in sizes if kind.unit == 1 or batch // kind.unit % size == 0]
 
 
 # ---- what a stream delivers -------------------------------------------------------------------
@@ -162,38 +252,39 @@ def share(step: Sequence[Any], rank: int, size: int) -> list[Any]:
 
 @dataclass(frozen=True)
 class Batch:
-    """What was delivered at one step: where it came from, checked against its values."""
+    """What was delivered at one step: where it came from, checked against its values.
+
+    Attributes:
+        rows: Row offsets; of several tables, pairs of the table's name and the row offset there.
+    """
 
     samples: tuple[int, ...]
-    offsets: tuple[int, ...]
+    rows: tuple[Any, ...]
     mask: tuple[bool, ...] | None = None
 
 
 @contextmanager
-def opened(face: str, kind: Kind, *, batch: int, **options: Any) -> Iterator[Any]:
+def opened(face: str, kind: AnyKind, *, batch: int, **options: Any) -> Iterator[Any]:
     """Open a stream through our loader or through the dataset's batch mode; close it after."""
-    settings = {"columns": COLUMNS, **kind.options}
-    own = {k: options.pop(k) for k in ("remainder", "uneven") if k in options}
-    settings.update(options)
+    settings = {"columns": COLUMNS, **options}
+    own = {k: settings.pop(k) for k in ("remainder", "uneven") if k in settings}
+    own.update(global_batch_size=batch, with_index=True)
     if face == "loader":
-        dataset = StreamingDataset(kind.path, **settings)
-        stream: Any = StreamingDataLoader(dataset, global_batch_size=batch, with_index=True, **own)
+        stream: Any = StreamingDataLoader(kind.make(**settings), **own)
     else:
-        stream = StreamingDataset(
-            kind.path, global_batch_size=batch, with_index=True, **own, **settings
-        )
+        stream = kind.make(**own, **settings)
     try:
         yield stream
     finally:
         stream.close()
 
 
-def check(kind: Kind, batch: dict[str, Any]) -> Batch:
-    """Check every value of a batch against its row offset."""
+def check(kind: AnyKind, batch: dict[str, Any]) -> Batch:
+    """Check every value of a batch against its row."""
     samples, offsets = batch["sample_index"], batch["row_offset"]
-    assert samples.dtype == offsets.dtype == torch.int64
-    ids = kind.ids[offsets.numpy()]
-    assert batch["id"].tolist() == ids.tolist()
+    assert samples.dtype == offsets.dtype == batch["id"].dtype == torch.int64
+    ids = batch["id"].numpy()
+    rows = kind.locate(batch)
     assert batch["label"].tolist() == (ids % tables.CLASSES).tolist()
     assert batch["label"].dtype == torch.int32
     assert batch["vector"].shape == (len(ids), 4)
@@ -204,10 +295,10 @@ def check(kind: Kind, batch: dict[str, Any]) -> Batch:
         list(range(i, i + i % 5)) for i in ids.tolist()
     ]
     mask = tuple(batch["mask"].tolist()) if "mask" in batch else None
-    return Batch(tuple(samples.tolist()), tuple(offsets.tolist()), mask)
+    return Batch(tuple(samples.tolist()), tuple(rows), mask)
 
 
-def read(kind: Kind, stream: Any, most: int | None = None) -> list[Batch]:
+def read(kind: AnyKind, stream: Any, most: int | None = None) -> list[Batch]:
     """Read an epoch, or so many of its batches, and check every value."""
     out: list[Batch] = []
     if most == 0:
@@ -220,7 +311,7 @@ def read(kind: Kind, stream: Any, most: int | None = None) -> list[Batch]:
 
 
 def expected(
-    kind: Kind,
+    kind: AnyKind,
     state: dict[str, Any],
     *,
     epoch: int,
@@ -231,12 +322,13 @@ def expected(
     remainder: str = "drop",
 ) -> list[Batch]:
     """Return what the definition says a rank is given in an epoch."""
-    offsets = kind.offsets(state, epoch)
+    plan = kind.plan(state, epoch)
+    count = len(plan.rows)
     out = []
-    for step in steps(kind.count, state["num_splits"], batch, start=start, remainder=remainder):
-        mine = share(step, rank, size)
-        mask = tuple(g >= kind.count for g in mine) if remainder == "pad" else None
-        out.append(Batch(tuple(mine), tuple(offsets[g % kind.count] for g in mine), mask))
+    for step in steps(count, plan.place, batch, start=start, remainder=remainder):
+        mine = share(step, rank, size, kind.unit)
+        mask = tuple(g >= count for g in mine) if remainder == "pad" else None
+        out.append(Batch(tuple(mine), tuple(plan.rows[g % count] for g in mine), mask))
     return out
 
 
@@ -246,11 +338,11 @@ def joined(ranks: Sequence[Sequence[Batch]]) -> list[Batch]:
     out = []
     for parts in zip(*ranks, strict=True):
         samples = tuple(s for part in parts for s in part.samples)
-        offsets = tuple(o for part in parts for o in part.offsets)
+        rows = tuple(row for part in parts for row in part.rows)
         mask = None
         if parts[0].mask is not None:
             mask = tuple(m for part in parts for m in part.mask or ())
-        out.append(Batch(samples, offsets, mask))
+        out.append(Batch(samples, rows, mask))
     return out
 
 
@@ -269,7 +361,7 @@ class Journal:
 
 
 def rows_of(
-    kind: Kind,
+    kind: AnyKind,
     state: dict[str, Any],
     *,
     epoch: int,
@@ -283,10 +375,10 @@ def rows_of(
     splits = state["num_splits"]
     owned = splits // (size * workers)
     first = (rank * workers + worker) * owned
-    offsets = kind.offsets(state, epoch)
+    ids = kind.plan(state, epoch).ids
     return [
-        int(kind.ids[offsets[cycle * splits + lane]])
-        for cycle in range(start // splits, kind.count // splits)
+        ids[cycle * splits + lane]
+        for cycle in range(start // splits, len(ids) // splits)
         for lane in range(first, first + owned)
     ]
 
