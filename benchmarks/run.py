@@ -21,6 +21,7 @@ FULL = tuple(
         "scale",
         "steady",
         "links",
+        "views",
         "decode",
         "storage",
         "cache",

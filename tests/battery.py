@@ -7,6 +7,7 @@ own tests, is taken for granted.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from contextlib import contextmanager
@@ -32,7 +33,7 @@ from destrier import (
     subsample,
     subset,
 )
-from destrier.keyed import PACKING_KEY, SUBSAMPLE_KEY, epoch_key, permute, subkey
+from destrier.keyed import BUCKET_KEY, PACKING_KEY, SUBSAMPLE_KEY, epoch_key, mix, permute, subkey
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -58,6 +59,7 @@ KINDS = (
     "subsample above 1",
     "packed",
     "packed best fit",
+    "by length",
 )
 BLOCK = 3  # tokens of a packed block: documents have 0 to 4
 
@@ -189,6 +191,37 @@ class PackedKind(Kind):
             assert {name: batch[name][i].tolist() for name in wanted} == wanted
 
 
+@dataclass(frozen=True)
+class BucketKind(Kind):
+    """A stream of batches of like length, from the definition."""
+
+    def offsets(self, state: dict[str, Any], epoch: int) -> list[int]:
+        base = super().offsets(state, epoch)
+        _, window, batch = json.loads(state["buckets"])
+        splits, size = state["num_splits"], window * batch
+        key = subkey(epoch_key(state["shuffle_seed"], epoch), BUCKET_KEY)
+
+        def by_lane(samples: list[int]) -> list[int]:
+            return sorted(samples, key=lambda g: (g % splits, g))
+
+        out = [-1] * len(base)
+        for first in range(0, len(base), size):
+            samples = list(range(first, min(first + size, len(base))))
+            samples.sort(key=lambda g: len(tokens_of(self.ids[base[g]])))
+            count = -(-len(samples) // batch)
+            turn = sorted(range(count), key=lambda i: mix((first + i) ^ key))
+            sizes = [batch] * count
+            sizes[turn[-1]] = len(samples) - batch * (count - 1)
+            batches = [[samples.pop(0) for _ in range(n)] for n in sizes]
+            place = first
+            for i in turn:
+                places = by_lane(list(range(place, place + sizes[i])))
+                for at, g in zip(places, by_lane(batches[i]), strict=True):
+                    out[at] = base[g]
+                place += sizes[i]
+        return out
+
+
 def make_kind(  # noqa: C901, PLR0911, PLR0912 - one branch a kind
     name: str, path: str, ids: np.ndarray[Any, Any], folder: Path
 ) -> Kind:
@@ -253,6 +286,10 @@ def make_kind(  # noqa: C901, PLR0911, PLR0912 - one branch a kind
             documents=tokens(ids[labelled]),
         )
         return replace(kind, listed=np.arange(len(kind.windows)))
+    if name == "by length":
+        return BucketKind(
+            path, ids, {"bucket_by": "tokens", "bucket_window": 3, **clumps}, everything
+        )
     raise AssertionError(name)
 
 

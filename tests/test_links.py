@@ -296,6 +296,7 @@ def test_files_are_closed_and_few_are_open(tmp_path: Path, monkeypatch: pytest.M
         read_linked(*arguments)
 
     monkeypatch.setattr("destrier.links.reader.read_linked", counting)
+    monkeypatch.setattr("destrier.links.reader.read_at_once", lambda *_: False)
     reader = Reader(open_table(path), ["image"])
     found = reader.read(np.arange(270)).batch.column(0).to_pylist()
     assert found == [payload(i) for i in range(300) if i % 10 != 3]

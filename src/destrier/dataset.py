@@ -65,7 +65,7 @@ class StreamingDataset(Streaming):
         storage_options: Passed to Lance, with limits on retries where they name none; or a
             function that returns them and is called again before their ``expires_at_millis``.
         pin: Tags the version under this name, so that a cleanup cannot remove it (rank 0 writes).
-        columns: Names of the columns to read; None reads all.
+        columns: Names of the columns to read; None reads all, or those of a view.
         filter: SQL expression; applied once, before anything is read. None takes a state's.
         permutation: A `Permutation`, or any table with a column of row offsets, that lists the
             rows. LanceDB's permutation tables too.
@@ -75,6 +75,9 @@ class StreamingDataset(Streaming):
         shuffle_seed: From 0 to 2**32 - 1. None is 0, or a loaded state's.
         shuffle_clump_size: Rows that are permuted as one and read as one. None chooses by size.
         shuffle_window: Clumps inside which rows are permuted. None chooses.
+        bucket_by: Batch mode and loaders: a column of lists; every batch has rows whose lists are
+            about equally long, so that little is padded. Other rows are together in each epoch.
+        bucket_window: Batches whose rows are sorted by length together. None is 64.
         epoch: The first epoch.
         rank: This process's rank; None finds it (torch.distributed, then RANK).
         world_size: Number of processes; None finds it.
@@ -127,6 +130,8 @@ class StreamingDataset(Streaming):
         shuffle_seed: int | None = None,
         shuffle_clump_size: int | None = None,
         shuffle_window: int | None = None,
+        bucket_by: str | None = None,
+        bucket_window: int | None = None,
         epoch: int = 0,
         rank: int | None = None,
         world_size: int | None = None,
@@ -198,6 +203,8 @@ class StreamingDataset(Streaming):
             shuffle_clump_size=shuffle_clump_size,
             shuffle_window=shuffle_window,
             packing=None if packed is None else packed.packing,
+            bucket_by=bucket_by,
+            bucket_window=bucket_window,
         )
         self._connection_factory = connection_factory
         self._adopted: Settings | None = None
@@ -246,10 +253,11 @@ class StreamingDataset(Streaming):
             epoch: None takes the current epoch.
         """
         stream = self.stream()
-        if stream.packed is not None:
+        if stream.packed is not None or stream.buckets is not None:
+            what = "packed blocks" if stream.packed is not None else "batches by length"
             raise ArgumentError(
-                "the order of packed blocks cannot be written down as a list of rows; save the "
-                "permutation of the documents, and pack what it lists"
+                f"the order of {what} cannot be written down as a list of rows; save the "
+                "permutation of the rows that they are made of"
             )
         if stream.listed:
             header = describe(stream.table, num_splits=stream.num_splits)

@@ -16,6 +16,7 @@ from destrier.keyed import Ints
 from destrier.lists import scan
 from destrier.membership import hashable
 from destrier.rowlists import chunks
+from destrier.selection import RangeRows
 from destrier.table import Table
 from destrier.view import View
 from destrier.writing.layout import is_blob
@@ -75,20 +76,33 @@ def numbers(view: View, expression: str, what: str) -> NDArray[np.float64]:
         ArgumentError: If one is null; names its row.
         ColumnError: If they are no numbers.
     """
-    pieces: list[NDArray[np.float64]] = []
-    missing: list[NDArray[np.bool_]] = []
+    everything = np.empty(view.table.num_rows)
+    absent = np.zeros(len(everything), np.bool_)
+    first = 0
     for values in evaluate(view.table, expression, what):
         kind = values.type
         if not any(t(kind) for t in (pa.types.is_integer, pa.types.is_floating, _is_exact)):
             raise ColumnError(f"{what}={expression!r} is {kind}, but must be a number")
-        missing.append(values.is_null().to_numpy(zero_copy_only=False))
+        some = slice(first, first + len(values))
+        first += len(values)
+        absent[some] = values.is_null().to_numpy(zero_copy_only=False)
         exact = values.cast(pa.uint8()) if pa.types.is_boolean(kind) else values
         floats = exact.cast(pa.float64(), safe=False).fill_null(0.0)
-        pieces.append(floats.to_numpy(zero_copy_only=False))
-    everything = np.concatenate([np.empty(0), *pieces])
-    absent = np.concatenate([np.empty(0, np.bool_), *missing])
+        everything[some] = floats.to_numpy(zero_copy_only=False)
     _check_present(view, absent, expression, what)
-    return np.concatenate([np.empty(0), *(everything[piece] for piece in chunks(view.rows))])
+    return _of_view(view, everything)
+
+
+def _of_view(view: View, everything: NDArray[Any]) -> NDArray[Any]:
+    """Values of the view's rows, from those of all rows."""
+    if isinstance(view.rows, RangeRows):
+        return everything[view.rows.start : view.rows.start + len(view)]
+    out = np.empty(len(view), everything.dtype)
+    first = 0
+    for piece in chunks(view.rows):
+        out[first : first + len(piece)] = everything[piece]
+        first += len(piece)
+    return out
 
 
 def _is_exact(kind: pa.DataType) -> bool:
@@ -114,12 +128,15 @@ def classes(view: View, expression: str, what: str) -> Classes:
     if not coded:
         return Classes(np.empty(0, np.int32), pa.nulls(0))
     joined = pa.chunked_array(coded).unify_dictionaries()
-    codes = np.concatenate(
-        [pc.fill_null(chunk.indices.cast(pa.int32()), -1).to_numpy() for chunk in joined.chunks]
-    )
+    coded.clear()
+    codes = np.empty(view.table.num_rows, np.int32)
+    first = 0
+    for chunk in joined.chunks:
+        indices = pc.fill_null(chunk.indices.cast(pa.int32()), -1)
+        codes[first : first + len(chunk)] = indices.to_numpy()
+        first += len(chunk)
     _check_present(view, codes < 0, expression, what)
-    own = [codes[piece] for piece in chunks(view.rows)]
-    return Classes(np.concatenate([np.empty(0, np.int32), *own]), joined.chunk(0).dictionary)
+    return Classes(_of_view(view, codes), joined.chunk(0).dictionary)
 
 
 def _check_present(view: View, absent: NDArray[np.bool_], expression: str, what: str) -> None:

@@ -50,6 +50,12 @@ __all__ = [
 _SAMPLED_RUNS, _SAMPLED_ROWS = 4, 16
 _REMOTE_DIRECT_SHARES = 1  # each row of them is a request: with 4, the first batch comes later
 _REMOTE_RUN_BYTES = 2 << 20  # of a column in one request, where many rows are read in turn
+# Bytes of a block, and how many blocks are read at once. Lance has 64 requests in flight for each
+# take: four takes have as many as 5,000 requests a second, the most that it sends, need where each
+# takes 50 ms. Where a block of windows is read from local disk, planning and describing it takes as
+# long as reading it: half as many threads then do twice as much at a time.
+_BLOCKS = BLOCK_BYTES, 4
+_LOCAL_WINDOW_BLOCKS = 2 * BLOCK_BYTES, 2
 _OBJECT_BYTES = 80  # of a Python object beside its content
 
 
@@ -143,6 +149,7 @@ class Feed(Protocol):
         counts: Where bytes and seconds are added up.
         held_bytes: What stays in memory, about.
         block_bytes: What is read together, about.
+        read_ahead: How many blocks are read at once, before the one that is next.
         row_bytes: Of a row in memory, about.
         schema: Of the columns that are read.
     """
@@ -150,6 +157,7 @@ class Feed(Protocol):
     counts: Counts
     held_bytes: int
     block_bytes: int
+    read_ahead: int
     row_bytes: float
     schema: pa.Schema
 
@@ -228,7 +236,9 @@ class TableFeed:
                 DestrierWarning,
                 stacklevel=5,
             )
-        self.block_bytes = min(BLOCK_BYTES, prefetch_bytes // 32)
+        windows = self.held == "windows" and not remote
+        block_bytes, self.read_ahead = _LOCAL_WINDOW_BLOCKS if windows else _BLOCKS
+        self.block_bytes = min(block_bytes, prefetch_bytes // 32)
 
     def read(self, block: Block) -> Rows:
         """Read what a block names."""

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from destrier.check import integer
 
 __all__ = [
+    "BUCKET_KEY",
     "GROUP_KEY",
     "HASH_KEY",
     "MASK",
@@ -43,8 +44,9 @@ __all__ = [
 # of seed and epoch, and no two uses share one.
 MEMBERSHIP_KEY = 4
 ROW_SEED_KEY = 5
-PACKING_KEY = 6
-MIXTURE_KEY = 7
+MIXTURE_KEY = 6
+PACKING_KEY = 7
+BUCKET_KEY = 8
 SUBSAMPLE_KEY = 16
 SAMPLE_KEY = 17
 GROUP_KEY = 18

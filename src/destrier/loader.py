@@ -294,7 +294,8 @@ class StreamingDataLoader:
             counts=self._counts,
         )
         threads = self._num_workers
-        if not threads and (images or self._transform or self._collate_fn or not columnar):
+        work = images or self._transform or self._collate_fn or self._format == "rows"
+        if not threads and work:
             threads = usable_cores()
         self._threads = threads
         return Work(

@@ -47,7 +47,7 @@ def sample(
     (Efraimidis, Spirakis: "Weighted random sampling with a reservoir", 2006), which is as if they
     were drawn one after another.
 
-    While it runs, weights and classes take some ten bytes for each row of the table.
+    While it runs, weights and classes take up to 30 bytes for each row of the table.
 
     Args:
         source: A table or a view.

@@ -148,8 +148,9 @@ class BitmapRows:
         for start in range(0, len(positions), _SELECT_BLOCK):
             block = slice(start, start + _SELECT_BLOCK)
             some = positions[block]
-            successive = len(some) >= _LONG_RUN and (some[1:] - some[:-1] == 1).all()
-            out[block] = self._run(int(some[0]), len(some)) if successive else self._select(some)
+            run = len(some) >= _LONG_RUN and some[-1] - some[0] == len(some) - 1
+            run = run and (some[1:] - some[:-1] == 1).all()
+            out[block] = self._run(int(some[0]), len(some)) if run else self._select(some)
         return out
 
     def _run(self, first: int, count: int) -> NDArray[np.int64]:

@@ -84,6 +84,8 @@ class Identity:
         rows: Digest of the row list.
         count: Its length.
         packing: How documents are packed into the blocks that are listed; None for rows.
+        buckets: How batches of like length are formed; None where they are not.
+        lengths: Digest of those lengths.
     """
 
     shuffle_seed: int
@@ -97,6 +99,8 @@ class Identity:
     rows: str
     count: int
     packing: str | None = None
+    buckets: str | None = None
+    lengths: str | None = None
 
     @property
     def plan_hash(self) -> str:
@@ -113,6 +117,8 @@ class Identity:
         )
         if self.packing is not None:
             parts = (*parts, self.packing)
+        if self.buckets is not None:
+            parts = (*parts, self.buckets, self.lengths)
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
     def brief(self) -> list[int | str | bool | None]:
@@ -124,7 +130,7 @@ class Identity:
     def state(self, epoch: int, counter: int) -> State:
         """The state at a position."""
         per_split = counter // self.num_splits
-        packing: State = {} if self.packing is None else {"packing": self.packing}
+        more = {"packing": self.packing, "buckets": self.buckets}
         return {
             "version": STATE_VERSION,
             "order_version": ORDER_VERSION,
@@ -141,7 +147,7 @@ class Identity:
             "plan_hash": self.plan_hash,
             "samples_consumed_per_split": per_split,
             "positions_consumed_per_split": per_split,
-            **packing,
+            **{key: value for key, value in more.items() if value is not None},
         }
 
 
@@ -247,7 +253,7 @@ def _check_values(state: Mapping[str, Any], all_kinds: _Kinds) -> None:
     missing = [key for key in all_kinds if key not in state]
     if missing:
         raise StateError(f"the state lacks {', '.join(missing)}; it is cut or not of destrier")
-    known = {**all_kinds, "packing": (str,)} if "packing" in state else all_kinds
+    known = {**all_kinds, **{key: (str,) for key in ("packing", "buckets") if key in state}}
     for key, kinds in known.items():
         value = state[key]
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):

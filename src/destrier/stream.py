@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from destrier.buckets import DEFAULT_WINDOW, BucketedOrder, Buckets
 from destrier.caching.location import CacheFolder
 from destrier.check import integer
 from destrier.counters import Counts
@@ -18,6 +19,7 @@ from destrier.keyed import Ints
 from destrier.links.columns import delivered_columns
 from destrier.order import Order
 from destrier.packing.documents import PackedRows
+from destrier.packing.lengths import Lengths, find_lengths
 from destrier.packing.packing import Packing
 from destrier.packing.reader import PackedReader
 from destrier.permutation import Permutation
@@ -75,12 +77,16 @@ class Settings:
     shuffle_clump_size: int | None = None
     shuffle_window: int | None = None
     packing: Packing | None = None
+    bucket_by: str | None = None
+    bucket_window: int | None = None
+    bucket_batch: int | None = None
 
     def __post_init__(self) -> None:
         for name, least, below in (
             ("num_splits", 1, None),
             ("shuffle_clump_size", 1, None),
             ("shuffle_window", 1, None),
+            ("bucket_window", 1, None),
             ("shuffle_seed", 0, 1 << 32),
         ):
             value = getattr(self, name)
@@ -95,6 +101,17 @@ class Settings:
             raise ArgumentError(
                 "filter and permutation cannot be combined, because a permutation lists its rows; "
                 "filter when it is built: PermutationBuilder(table).filter(...)"
+            )
+
+        if self.bucket_window is not None and self.bucket_by is None:
+            raise ArgumentError(
+                f"bucket_window={self.bucket_window} has no meaning without bucket_by, the column "
+                "whose lengths count"
+            )
+        if self.bucket_by is not None and self.packing is not None:
+            raise ArgumentError(
+                f"bucket_by={self.bucket_by!r} has no meaning for packed blocks, which all have "
+                "one length"
             )
 
     def adopt(self, state: State) -> Settings:
@@ -127,7 +144,27 @@ class Settings:
                     f"instead of loading: epoch={int(state['epoch'] or 0) + 1}"
                 )
             taken[name] = stored
-        return Settings(**taken)
+        return Settings(**taken, **self._adopt_buckets(state))
+
+    def _adopt_buckets(self, state: State) -> dict[str, Any]:
+        stored = None if "buckets" not in state else Buckets.parse(state["buckets"])
+        for name, given, value in (
+            ("bucket_by", self.bucket_by, stored and stored.by),
+            ("bucket_window", self.bucket_window, stored and stored.window),
+        ):
+            if given is not None and given != value:
+                raise StateError(
+                    f"{name} mismatch: the state has {value!r}, this stream was made with "
+                    f"{given!r}; leave {name} out to take the state's, or start the next epoch "
+                    f"instead of loading: epoch={_next(state)}"
+                )
+        if stored is None:
+            return {}
+        return {
+            "bucket_by": stored.by,
+            "bucket_window": stored.window,
+            "bucket_batch": stored.batch,
+        }
 
     def _check_packing(self, state: State) -> None:
         stored = state.get("packing")
@@ -204,6 +241,7 @@ class TableStream:
         identity: The parameters, and the digests of table and rows.
         listed: Whether sample g is listing entry g (a permutation that is not shuffled).
         packed: The documents and their blocks, where the rows are blocks.
+        buckets: How batches of like length are formed, and the lengths.
     """
 
     table: Table
@@ -211,6 +249,7 @@ class TableStream:
     identity: Identity
     listed: bool = False
     packed: PackedRows | None = None
+    buckets: tuple[Buckets, Lengths] | None = None
 
     @property
     def count(self) -> int:
@@ -375,6 +414,8 @@ class TableStream:
     def _owned_rows(self, options: FeedOptions) -> int:
         """Rows that open windows hold in this process."""
         order, batch, topology = self.order(0), options.batch, options.topology
+        if self.buckets is not None:
+            return open_rows(order, order.num_splits)  # a batch is of no lanes in particular
         if batch is None:
             shares = topology.size * options.worker.count
             return open_rows(order, max(1, order.num_splits // shares))
@@ -397,6 +438,8 @@ class TableStream:
             window=identity.window,
             shuffle=identity.shuffle,
         )
+        if self.buckets is not None:
+            return BucketedOrder(order, self.buckets[1], self.buckets[0])
         return order if self.packed is None else self.packed.line(order)
 
     def check_plan(self, state: State) -> None:
@@ -507,6 +550,7 @@ def resolve_stream(
     if shuffle:
         open_bytes = OPEN_BYTES // (1 if one_of is None else one_of.sources)
         clump_size, window = _shuffle_sizes(table, settings, rows, num_splits, open_bytes)
+    buckets = _buckets(table, rows, settings, global_batch, one_of)
     identity = Identity(
         shuffle_seed=settings.shuffle_seed or 0,
         num_splits=num_splits,
@@ -519,10 +563,38 @@ def resolve_stream(
         rows=rows.digest if packed is None else packed.digest,
         count=count,
         packing=None if packing is None else packing.text,
+        buckets=None if buckets is None else buckets[0].text,
+        lengths=None if buckets is None else buckets[1].digest,
     )
-    stream = TableStream(table, rows, identity, listed, packed)
+    stream = TableStream(table, rows, identity, listed, packed, buckets)
     _ = stream.order(0)  # refuses sizes that no order can have
     return stream
+
+
+def _buckets(
+    table: Table,
+    rows: RowList,
+    settings: Settings,
+    global_batch: int | None,
+    one_of: OneOf | None,
+) -> tuple[Buckets, Lengths] | None:
+    """How batches of like length are formed, if they are."""
+    by = settings.bucket_by
+    if by is None:
+        return None
+    if one_of is not None:
+        raise ArgumentError(
+            f"bucket_by={by!r} cannot be given to a source of a mixture, whose batches are of "
+            "several sources"
+        )
+    batch = settings.bucket_batch or global_batch
+    if batch is None:
+        raise ArgumentError(
+            f"bucket_by={by!r} forms batches: give batch_size or "
+            "global_batch_size, here or to a StreamingDataLoader"
+        )
+    buckets = Buckets(by, settings.bucket_window or DEFAULT_WINDOW, batch)
+    return buckets, find_lengths(table, rows, by)
 
 
 def _shuffle_sizes(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -19,6 +19,7 @@ from destrier.selection import RangeRows, RowList
 from destrier.table import open_table
 
 if TYPE_CHECKING:
+    from destrier.refreshing import StorageOptions
     from destrier.table import Table, TableLike
 
 __all__ = ["View", "as_view", "view_of"]
@@ -42,7 +43,7 @@ class View(Dataset[dict[str, Any]]):
             view, whose rows are taken over.
         columns: Names of the columns to read; None reads all, or those of the view.
         version: Version number or tag of a table. None is the latest, or the one that is open.
-        storage_options: Passed to Lance untouched, to open a table.
+        storage_options: As `open_table` takes them, to open a table.
 
     Attributes:
         table: The pinned table.
@@ -68,7 +69,7 @@ class View(Dataset[dict[str, Any]]):
         *,
         columns: Sequence[str] | None = None,
         version: int | str | None = None,
-        storage_options: Mapping[str, str] | None = None,
+        storage_options: StorageOptions | None = None,
     ) -> None:
         self.table: Table
         self.rows: RowList

@@ -9,7 +9,9 @@ from destrier.packing.packing import How, Packing
 from destrier.table import redact
 
 if TYPE_CHECKING:
+    from destrier.packing.documents import PackingReport
     from destrier.table import TableLike
+    from destrier.view import View
 
 __all__ = ["Packed"]
 
@@ -65,7 +67,7 @@ class Packed:
 
     def __init__(
         self,
-        table: TableLike,
+        table: TableLike | View,
         *,
         block_size: int,
         column: str = "tokens",
@@ -100,3 +102,22 @@ class Packed:
 
     def __repr__(self) -> str:
         return f"Packed({redact(str(self.table))}, {self.packing.text})"
+
+    def report(self, *, filter: str | None = None) -> PackingReport:
+        """Describe the blocks: how many there are, pads, and what is cut.
+
+        Args:
+            filter: SQL expression that chooses documents, as of `StreamingDataset`.
+
+        Raises:
+            DestrierError: If a stream of it could not be made.
+
+        Example:
+            >>> packed.report().waste  # doctest: +SKIP
+            0.0004
+        """
+        from destrier.dataset import StreamingDataset
+
+        packed = StreamingDataset(self, filter=filter).stream().packed
+        assert packed is not None
+        return packed.report()
