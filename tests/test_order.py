@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import tracemalloc
 from pathlib import Path
@@ -16,51 +15,9 @@ from hypothesis import strategies as st
 from destrier.errors import ArgumentError, EmptyError
 from destrier.keyed import epoch_key, hash_words, mix, permute, subkey, unpermute
 from destrier.order import ORDER_VERSION, Order
+from slow import slow_mix, slow_permute, slow_pieces, slow_sub
 
 # ---- the second implementation: one sample at a time, in the words of docs/order.md ----------
-
-WORD = 2**64
-GOLDEN = 0x9E3779B97F4A7C15
-
-
-def slow_mix(x):
-    x = (x + GOLDEN) % WORD
-    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % WORD
-    x = (x ^ x >> 27) * 0x94D049BB133111EB % WORD
-    return x ^ x >> 31
-
-
-def slow_sub(key, i):
-    return slow_mix(key ^ slow_mix(i))
-
-
-def slow_below(h, n):
-    return (h >> 32) * n >> 32
-
-
-def slow_permute(x, n, key):
-    if n == 1:
-        return 0
-    m = max(n, 64)
-    a = next(side for side in itertools.count(math.isqrt(m)) if side * side >= m)
-    b = math.ceil(m / a)
-    keys = [slow_mix((key + (i + 1) * GOLDEN) % WORD) for i in range(8)]
-    while True:
-        left, right = divmod(x, b)
-        for i in range(8):
-            if i % 2 == 0:
-                left = (left + slow_below(slow_mix((right + keys[i]) % WORD), a)) % a
-            else:
-                right = (right + slow_below(slow_mix((left + keys[i]) % WORD), b)) % b
-        x = left * b + right
-        if x < n:
-            return x
-
-
-def slow_pieces(n, k):
-    """The pieces of cut(n, k), each as (start, size)."""
-    q, r = divmod(n, k)
-    return [(i * q + min(i, r), q + (i < r)) for i in range(k)]
 
 
 class Case(NamedTuple):

@@ -23,12 +23,15 @@ from destrier import (
     IterationError,
     MissingKeyError,
     MissingRowError,
+    Mixture,
+    Packed,
     Permutation,
     StateError,
     StreamingDataLoader,
     StreamingDataset,
     View,
     concat,
+    gather,
     index,
     sample,
     split,
@@ -446,3 +449,31 @@ def test_a_view_is_kept_in_a_cache(table_path: str, tmp_path: Any, remainder: An
             assert all(a["id"].tolist() == b["id"].tolist() for a, b in pairs)
         plain.close()
         cached.close()
+
+
+@pytest.mark.parametrize("kind", ["range", "end", "bitmap", "list", "repeats"])
+def test_the_documents_of_a_view_are_packed(table_path: str, kind: str) -> None:
+    whole = View(table_path, columns=["tokens"])
+    view = {
+        "range": whole[100:400],
+        "end": whole[700:],
+        "bitmap": subset(whole, slice(3, 900, 2)),
+        "list": subset(whole, [900, 3, 3, 40, 17, 18]),
+        "repeats": subsample(whole, 1.5),
+    }[kind]
+    tokens = [token for row in view for token in row["tokens"]]
+    dataset = StreamingDataset(Packed(view, block_size=4), shuffle=False)
+    packed = [token for row in dataset for token in row["input_ids"]]
+    assert packed == tokens[: len(tokens) // 4 * 4]
+    dataset.close()
+
+
+def test_views_are_mixed(table_path: str, table_ids: Any) -> None:
+    a, b = split(table_path, [0.5, 0.5])
+    mixture = Mixture({"a": a, "b": subsample(b, 0.1)}, weights={"a": 3, "b": 1}, columns=["id"])
+    with StreamingDataLoader(mixture, batch_size=40, remainder="keep") as loader:
+        ids = [i for batch in loader for i in batch["id"].tolist()]
+    of_a = set(table_ids[offsets(a)].tolist())
+    assert sum(i in of_a for i in ids) == len(ids) * 3 // 4
+    with pytest.raises(ArgumentError, match="has no one table order"):
+        gather([1], [0], loader)

@@ -50,6 +50,7 @@ if _TYPE_CHECKING:
     from destrier.order import Order
     from destrier.packing.packed import Packed
     from destrier.permutation import Permutation
+    from destrier.randomness import generators
     from destrier.sampling import sample
     from destrier.splitting import split
     from destrier.stats import Stats
@@ -57,6 +58,7 @@ if _TYPE_CHECKING:
     from destrier.table import open_table
     from destrier.verification import verify
     from destrier.view import View
+    from destrier.zip import Zip
 
 __all__ = [
     "ALL_DONE",
@@ -94,6 +96,7 @@ __all__ = [
     "View",
     "WorkerError",
     "WriteError",
+    "Zip",
     "add_columns",
     "append",
     "concat",
@@ -102,6 +105,7 @@ __all__ = [
     "delete",
     "export",
     "gather",
+    "generators",
     "get",
     "index",
     "link",
@@ -158,6 +162,8 @@ _PLACES = {
     "open_table": "table",
     "verify": "verification",
     "View": "view",
+    "Zip": "zip",
+    "generators": "randomness",
 }
 
 

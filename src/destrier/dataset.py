@@ -266,7 +266,13 @@ class StreamingDataset(Streaming):
         return resolve_stream(self._table, settings, global_batch=batch, multiple=multiple)
 
     def _as_source(self, one_of: OneOf) -> TableStream:
-        return resolve_stream(self._table, self._adopted or self._settings, one_of=one_of)
+        settings = self._adopted or self._settings
+        stream = resolve_stream(self._table, settings, global_batch=one_of.quota, one_of=one_of)
+        return self._with_columns(stream)
+
+    def _with_columns(self, stream: TableStream) -> TableStream:
+        """The stream as a source, of which the feed of the whole does not know the columns."""
+        return replace(stream, source_columns=self.columns)
 
     def permutation(self, epoch: int | None = None) -> Permutation:
         """Write an epoch's order down: streaming the result gives the same samples.
@@ -292,7 +298,8 @@ class StreamingDataset(Streaming):
     # ---- the state ------------------------------------------------------------------------------
 
     def _adopt_brief(self, brief: Any, batch: int | None) -> tuple[TableStream, Callable[[], None]]:
-        return self._adopt(expanded(brief), batch)
+        stream, take_up = self._adopt(expanded(brief), batch)
+        return self._with_columns(stream), take_up
 
     def _adopt(
         self, state: Mapping[str, Any], batch: int | None

@@ -136,14 +136,10 @@ def _places(index: Ints, of: StreamingDataLoader | StreamingDataset | int) -> tu
 
     A sample index beyond the last one is such a repeat.
     """
-    dataset, batch = (
-        (of, None)
-        if not isinstance(of, StreamingDataLoader)
-        else (
-            of.dataset,
-            of.total_batch_size,
-        )
-    )
+    dataset: Any = of
+    batch = None
+    if isinstance(of, StreamingDataLoader):
+        dataset, batch = of.dataset, of.total_batch_size
     stream = dataset.stream(batch) if isinstance(dataset, StreamingDataset) else None
     if isinstance(dataset, Streaming) and stream is None:
         raise ArgumentError(f"{dataset!r} has no one table order: evaluate its sources one by one")

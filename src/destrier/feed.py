@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from destrier.batch import RawBatch
+from destrier.batch import INDEX_COLUMNS, RawBatch
 from destrier.caching.location import CacheFolder
 from destrier.columns import dense_type, from_arrow, memory_bytes
 from destrier.counters import Counts
@@ -161,6 +161,11 @@ class Feed(Protocol):
     row_bytes: float
     schema: pa.Schema
 
+    @property
+    def index_columns(self) -> Sequence[str]:
+        """Names of the columns that say where rows come from, where somebody asks."""
+        ...
+
     def read(self, block: Any) -> Any:
         """Read what a block names; called by several threads."""
         ...
@@ -193,6 +198,8 @@ class TableFeed:
         held: What stays in memory and its bytes; None chooses.
         direct_shares: How many shares at the start are read by themselves.
     """
+
+    index_columns: Sequence[str] = INDEX_COLUMNS
 
     def __init__(
         self,

@@ -235,6 +235,7 @@ class LoaderIterator:
         """Go on at the loader's position."""
         assert self._loader is not None
         self._runner, self._shares = self._loader._start()
+        self.total = self.consumed + self._shares.rows_left
         self._index = -1
 
     def end(self, why: str) -> None:

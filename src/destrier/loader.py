@@ -227,7 +227,7 @@ class StreamingDataLoader:
 
     def __len__(self) -> int:
         """Steps of a whole epoch: the same on every rank, and before, during and after a resume."""
-        return len(self._shares()(0, 0))
+        return len(self._shares()(self.dataset.epoch, 0))
 
     # ---- iteration ------------------------------------------------------------------------------
 
@@ -251,7 +251,7 @@ class StreamingDataLoader:
         dead = self._workers is not None and not self._workers.alive
         # A state that was loaded into the dataset itself can have brought another stream.
         if dead or (self._runner is not None and self._runner.work.stream is not stream):
-            self._stop()
+            self._drop()
         if self._runner is None:
             self._runner = Runner(self._work(stream), self)
         position = self.dataset._position
@@ -275,7 +275,8 @@ class StreamingDataLoader:
                 cache=self.dataset._cache,
             )
         )
-        check_extra_columns(feed.schema.names, self._with_index, self.remainder, stream.names)
+        index = feed.index_columns if self._with_index else ()
+        check_extra_columns(feed.schema.names, index, self.remainder, stream.names)
         images = decode_columns(feed.schema, self._decode) if columnar else {}
         workers = None
         if self._num_workers and self._transform is not None:
@@ -305,7 +306,6 @@ class StreamingDataLoader:
             shares=shares,
             threads=threads,
             prefetch_bytes=self._prefetch_bytes,
-            pad_from=stream.count if self.remainder == "pad" else None,
         )
 
     def _deliver(self, finished: Finished) -> Any:
@@ -419,6 +419,10 @@ class StreamingDataLoader:
     def _stop(self, *, wait: bool = False) -> None:
         if self._live is not None:
             self._live.end("the loader was closed, or a state was loaded")
+        self._drop(wait=wait)
+
+    def _drop(self, *, wait: bool = False) -> None:
+        """Stop what runs; a live iterator can go on with what is started next."""
         if self._runner is not None:
             self._runner.stop()
         if self._workers is not None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from destrier.check import integer
-from destrier.dataset import StreamingDataset
 from destrier.errors import ArgumentError, EmptyError, IterationError, StateError
 from destrier.iteration import LoaderIterator
-from destrier.mixing.course import Course, Segment, Stop
+from destrier.mixing.course import ENDLESS, Course, Segment, Stop
+from destrier.mixing.parts import adopt_parts, check_sources, part_of
 from destrier.mixing.quotas import default_window, exact_shares
 from destrier.mixing.stream import BATCHINGS, Batching, MixtureStream, Source
 from destrier.mixing.weights import check_weights, tempered
@@ -20,9 +19,10 @@ from destrier.plan import Remainder
 from destrier.rows import OnTransformError
 from destrier.runner import DEFAULT_PREFETCH_BYTES
 from destrier.sizing import default_num_splits
-from destrier.state import check_state
+from destrier.state import check_state, parsed
 from destrier.stream import OneOf
 from destrier.streaming import Streaming
+from destrier.topology import current_worker
 
 if TYPE_CHECKING:
     from destrier.table import TableLike
@@ -145,7 +145,7 @@ class Mixture(Streaming):
             cache_bytes=cache_bytes,
             worker_info_override=worker_info_override,
         )
-        _check_sources(sources)
+        check_sources(sources, "a mixture")
         names = list(sources)
         if weights is not None and temperature is not None:
             raise ArgumentError(
@@ -176,7 +176,7 @@ class Mixture(Streaming):
         self._seed = None if seed is None else integer("seed", seed, 0, 1 << 32)
         self._num_splits = None if num_splits is None else integer("num_splits", num_splits, 1)
         self.source_column = source_column
-        self._sources = {name: _part_of(name, source, columns) for name, source in sources.items()}
+        self._sources = {name: part_of(name, source, columns) for name, source in sources.items()}
         self._adopted: MixtureStream | None = None
 
     def __repr__(self) -> str:
@@ -205,7 +205,11 @@ class Mixture(Streaming):
                 f"a mixture with batching={self._batching!r} cannot be a source of another one: "
                 "its batches would not stay together"
             )
-        return self._resolve(one_of.quota)
+        stream = self._resolve(one_of.quota)
+        last = stream.course.segments[-1].weights
+        # Its epochs are numbered anew, and all of them have the weights that it has now.
+        course = replace(stream.course, segments=(Segment(0, last),), epoch=0, spent=())
+        return replace(stream, course=course)
 
     def _resolve(self, batch: int | None) -> MixtureStream:
         adopted = self._adopted
@@ -219,6 +223,9 @@ class Mixture(Streaming):
         sources = self._resolved(self._sources, batch, shares)
         sizes = tuple(source.count for source in sources)
         if weights is None:
+            for name, size in zip(self._sources, sizes, strict=True):
+                if size >= ENDLESS:
+                    raise ArgumentError(f"source {name!r} has no end, so it needs a weight")
             weights = sizes if self._temperature is None else tempered(sizes, self._temperature)
         return self._made(tuple(self._sources), sources, weights, batch)
 
@@ -274,12 +281,12 @@ class Mixture(Streaming):
     def _adopt(
         self, state: Mapping[str, Any], batch: int | None
     ) -> tuple[MixtureStream, Callable[[], None]]:
-        checked = check_state(state, mixture=True)
+        checked = check_state(state, "Mixture")
         brief = {
             **checked,
             "seed": checked["shuffle_seed"],
-            "schedule": _parsed(state, "schedule"),
-            "sources": _parsed(state, "sources"),
+            "schedule": parsed(state, "schedule"),
+            "sources": parsed(state, "sources"),
         }
         position = int(state["epoch"]), int(state["counter"])
         stream, commit = self._adopt_brief(brief, batch, position)
@@ -300,6 +307,8 @@ class Mixture(Streaming):
         self, brief: Any, batch: int | None, position: tuple[int, int] | None = None
     ) -> tuple[MixtureStream, Callable[[], None]]:
         """Take up what a state says of a mixture; with its position, sources may be added there."""
+        if not isinstance(brief, Mapping) or not isinstance(brief.get("sources"), Mapping):
+            raise StateError(f"the state has a table here, this is a mixture: {self!r}")
         known = list(brief["sources"])
         gone = [name for name in known if name not in self._sources]
         new = [name for name in self._sources if name not in known]
@@ -310,14 +319,8 @@ class Mixture(Streaming):
                 "weight of 0: see reweight"
             )
         self._check_settings(brief)
-        found, commits = [], []
-        for name in known:
-            try:
-                source, commit = self._sources[name]._adopt_brief(brief["sources"][name], batch)
-            except StateError as error:
-                raise StateError(f"source {name!r}: {error}") from error
-            found.append(source)
-            commits.append(commit)
+        parts = {name: self._sources[name] for name in (*known, *new)}
+        found, commit = adopt_parts({name: parts[name] for name in known}, brief["sources"], batch)
         found += self._resolved({name: self._sources[name] for name in new}, batch, {})
         names = (*known, *new)
         course = _course(brief, names, tuple(source.count for source in found))
@@ -330,11 +333,9 @@ class Mixture(Streaming):
         stream = MixtureStream(
             course, tuple(found), brief["batching"], int(brief["num_splits"]), self.source_column
         )
-        parts = {name: self._sources[name] for name in names}
 
         def take_up() -> None:
-            for commit in commits:
-                commit()
+            commit()
             self._sources, self._adopted = parts, stream
 
         return stream, take_up
@@ -393,8 +394,15 @@ class Mixture(Streaming):
 
         Raises:
             ArgumentError: If a weight is none, or ``at`` was passed already.
+            EmptyError: If the epochs after this one would have no sample.
             IterationError: If the mixture is being iterated without a `StreamingDataLoader`.
         """
+        if self._shared is not None and self._shared.reading and current_worker() is None:
+            raise IterationError(
+                "DataLoader workers read ahead of the consumer, so this mixture does not know the "
+                "position; call set_epoch first, and make the DataLoader anew, or use "
+                "destrier.StreamingDataLoader"
+            )
         live = None if self._live is None else self._live()
         if live is not None and not isinstance(live, LoaderIterator):
             raise IterationError(
@@ -403,8 +411,7 @@ class Mixture(Streaming):
             )
         position = self._position
         if live is None and position.begun:
-            position = position.begin()
-            self._position = replace(position, begun=False)
+            position = replace(position.begin(), begun=False)
         counter = position.counter if at is None else integer("at", at)
         if counter < position.counter:
             raise ArgumentError(
@@ -413,12 +420,24 @@ class Mixture(Streaming):
         stream = self.stream(self._stream_batch)
         checked = check_weights(weights, stream.course.names)
         course = stream.course.reweighted(position.epoch, counter, checked)
+        for name, source in zip(stream.course.names, stream.sources, strict=True):
+            _, take_up = self._sources[name]._adopt_brief(source.brief(), None)
+            take_up()  # what was chosen for them stays, whatever the weights are
         self._adopted = replace(stream, course=course)
         self._weights = self._temperature = None
-        self._stream = self._agreed = self._adopted
+        self._agreed = self._adopted if self._agreed is stream else None
+        self._stream, self._position = self._adopted, position
         self._place()
         if live is not None:
             live.restart()
+
+    # ---- pickling -------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        if self._adopted is not None:  # its sources are resolved again
+            state["_adopted"] = replace(self._adopted, sources=())
+        return state
 
 
 def cycle(source: Streaming | TableLike, *, length: int | None = None, **options: Any) -> Mixture:
@@ -439,16 +458,6 @@ def cycle(source: Streaming | TableLike, *, length: int | None = None, **options
     return Mixture({"source": source}, weights={"source": 1}, length=length, stop=stop, **options)
 
 
-def _check_sources(sources: Any) -> None:
-    if not isinstance(sources, Mapping) or not sources:
-        raise ArgumentError(
-            f"a mixture is made of a dict from name to source, with one at least, got {sources!r}"
-        )
-    for name in sources:
-        if not isinstance(name, str) or not name:
-            raise ArgumentError(f"the names of sources are texts, got {name!r}")
-
-
 def _stop_rule(stop: str | None, length: int | None, *, weighted: Any) -> Stop:
     if length is not None:
         if stop is not None:
@@ -461,49 +470,30 @@ def _stop_rule(stop: str | None, length: int | None, *, weighted: Any) -> Stop:
     return stop  # type: ignore[return-value]
 
 
-def _part_of(name: str, source: Any, columns: list[str] | None) -> Streaming:
-    if not isinstance(source, Streaming):
-        return StreamingDataset(source, columns=columns)._part()
-    if source.transform is not None:
-        raise ArgumentError(
-            f"source {name!r} has a transform; give it to the mixture or to the loader: it is "
-            "called with batches"
-        )
-    part = source._part()
-    if columns is not None:
-        part.columns = columns
-    return part
-
-
-def _parsed(state: Mapping[str, Any], key: str) -> Any:
-    try:
-        value = json.loads(state[key])
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise StateError(f"{key} of the state is damaged: {state[key]!r}")
-    return value
-
-
 def _course(brief: Mapping[str, Any], names: tuple[str, ...], sizes: tuple[int, ...]) -> Course:
     """The course that a state describes; sources that are new have had no weight in it."""
     schedule = brief["schedule"]
-    more = len(names) - len(brief["sources"])
+    known = names[: len(brief["sources"])]
+    new = (0,) * (len(names) - len(known))
     try:
+        segments = [
+            Segment(start, (*check_weights(dict(zip(known, weights, strict=True)), known), *new))
+            for start, weights in schedule["weights"]
+        ]
+        starts = [integer("start", segment.start) for segment in segments]
+        if starts[0] != 0 or starts != sorted(starts) or len(schedule["spent"]) != len(known):
+            raise ValueError(starts)
         return Course(
             names=names,
             sizes=sizes,
-            segments=tuple(
-                Segment(int(start), (*weights, *[0] * more))
-                for start, weights in schedule["weights"]
-            ),
+            segments=tuple(segments),
             window=int(brief["slots"]),
             unit=int(brief["unit"]),
             stop=brief["stop"],
             seed=int(brief["seed"]),
             length=brief["length"],
             epoch=int(schedule["epoch"]),
-            spent=(*schedule["spent"], *[0] * more),
+            spent=(*schedule["spent"], *new),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise StateError(f"the schedule of the state is damaged: {schedule!r}") from error

@@ -79,6 +79,11 @@ class Shares(Protocol):
         """The number of samples in all shares, about."""
         ...
 
+    @property
+    def pad_from(self) -> int | None:
+        """Samples from here on are repeats; None where there are none."""
+        ...
+
 
 def share_bounds(n: int, rank: int, size: int) -> tuple[int, int]:
     """Cut n positions into contiguous shares that differ by at most one; return this rank's."""
@@ -152,6 +157,11 @@ class Steps:
         """The number of samples in all shares; the last may have fewer."""
         return len(self) * self.largest
 
+    @property
+    def pad_from(self) -> int | None:
+        """Samples from here on are repeats; None where there are none."""
+        return self.n if self.remainder == "pad" else None
+
     def step(self, index: int) -> int:
         """The step of this worker's index-th share."""
         return self.worker.id + index * self.worker.count
@@ -172,8 +182,7 @@ class Steps:
 
     def size(self, index: int) -> int:
         """The number of samples in a share."""
-        whole = self._step_size(self.step(index))
-        lo, hi = share_bounds(whole, self.topology.rank, self.topology.size)
+        lo, hi = self._bounds(self._step_size(self.step(index)))
         return hi - lo
 
     def share(self, step: int) -> Ints:
@@ -186,12 +195,16 @@ class Steps:
             return min(self.global_batch, self.n - self.start - step * self.global_batch)
         return self.global_batch
 
+    def _bounds(self, size: int) -> tuple[int, int]:
+        """Which places of a step of so many samples are this rank's."""
+        return share_bounds(size, self.topology.rank, self.topology.size)
+
     def _pattern(self, phase: int, size: int) -> Ints:
         found = self._patterns.get((phase, size))
         if found is None:
             relative = np.arange(size)
             lanes = (relative + phase) % self.num_splits
-            lo, hi = share_bounds(size, self.topology.rank, self.topology.size)
+            lo, hi = self._bounds(size)
             found = np.argsort(lanes, kind="stable")[lo:hi]
             if len(self._patterns) >= 64:
                 self._patterns.clear()
@@ -283,6 +296,11 @@ class Cycles:
     def rows_left(self) -> int:
         """The number of rows in all shares."""
         return self.cycles * self.owned
+
+    @property
+    def pad_from(self) -> None:
+        """None: nothing is repeated."""
+        return
 
     @property
     def _per_share(self) -> int:

@@ -78,7 +78,6 @@ class Work:
         shares: From an epoch and the counter that it starts at to its shares.
         threads: Threads that finish; 0 is the driving one.
         prefetch_bytes: What open rows and finished batches may take.
-        pad_from: Samples from here on are repeats; None where there are none.
         most_ready: How many finished shares may wait, beside the limit in bytes.
     """
 
@@ -88,7 +87,6 @@ class Work:
     shares: Callable[[int, int], Shares]
     threads: int
     prefetch_bytes: int
-    pad_from: int | None = None
     most_ready: int | None = None
 
 
@@ -175,7 +173,8 @@ class Runner:
 
 def _epochs(work: Work, epoch: int, counter: int, complete: Sequence[bool]) -> Iterator[Epoch]:
     for number in range(epoch, _EPOCHS):
-        blocks = work.feed.blocks(number, work.shares(number, counter), complete)
-        complete = blocks.complete
-        yield Epoch(number, blocks, work.pad_from)
+        shares = work.shares(number, counter)
+        blocks = work.feed.blocks(number, shares, complete)
+        yield Epoch(number, blocks, shares.pad_from)
+        complete = blocks.complete  # all of them were planned before the next epoch is
         counter = 0

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from destrier.errors import StateError
 from destrier.order import ORDER_VERSION
@@ -17,12 +17,15 @@ __all__ = [
     "Position",
     "State",
     "check_state",
+    "compact",
     "expanded",
     "merge_states",
+    "parsed",
 ]
 
 STATE_VERSION = 1
 State: TypeAlias = "dict[str, int | str | bool | None]"
+Kind: TypeAlias = Literal["StreamingDataset", "Mixture", "Zip"]
 
 _Kinds: TypeAlias = "dict[str, tuple[type, ...]]"
 
@@ -55,6 +58,12 @@ _MIXTURE_KINDS: _Kinds = {
     "length": (int, type(None)),
     "schedule": (str,),
     "sources": (str,),
+}
+_ZIP_KINDS: _Kinds = {**_COMMON, "stop": (str,), "sources": (str,)}
+_ALL_KINDS: dict[Kind, _Kinds] = {
+    "StreamingDataset": _KINDS,
+    "Mixture": _MIXTURE_KINDS,
+    "Zip": _ZIP_KINDS,
 }
 _BRIEF = (
     "shuffle_seed",
@@ -196,6 +205,8 @@ def expanded(brief: Any) -> State:
     Raises:
         StateError: If it is not one.
     """
+    if isinstance(brief, Mapping):
+        raise StateError("the state has a mixture here, this is a table")
     if not isinstance(brief, list) or len(brief) not in (len(_BRIEF), len(_BRIEF) + 1):
         raise StateError(f"the state of a source is cut: {brief!r}")
     names = (*_BRIEF, "packing")
@@ -209,12 +220,38 @@ def expanded(brief: Any) -> State:
     return check_state(state)
 
 
-def check_state(state: Any, *, mixture: bool = False) -> State:
+def compact(value: Any) -> str:
+    """Return JSON as one text: a state is flat."""
+    return json.dumps(value, separators=(",", ":"))
+
+
+def parsed(state: Mapping[str, Any], key: str) -> Any:
+    """Return what `compact` made of a dict.
+
+    Raises:
+        StateError: If it is none.
+    """
+    try:
+        value = json.loads(state[key])
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise StateError(f"{key} of the state is damaged: {state[key]!r}")
+    return value
+
+
+def _kind_of(state: Mapping[str, Any]) -> Kind:
+    if "schedule" in state:
+        return "Mixture"
+    return "Zip" if "sources" in state else "StreamingDataset"
+
+
+def check_state(state: Any, kind: Kind = "StreamingDataset") -> State:
     """Return the state if it is one of this library's, complete and of the right types.
 
     Args:
         state: What was given.
-        mixture: Whether it must be of a mixture, else of a table.
+        kind: Of what it must be.
 
     Raises:
         StateError: Naming what is wrong.
@@ -236,11 +273,9 @@ def check_state(state: Any, *, mixture: bool = False) -> State:
             f"the state has format version {version}, this library reads up to {STATE_VERSION}; "
             "it was saved by a newer destrier: upgrade"
         )
-    if "order_version" in state and ("sources" in state) != mixture:
-        kinds = ("a Mixture", "a StreamingDataset")
-        was, wanted = kinds if "sources" in state else kinds[::-1]
-        raise StateError(f"the state is of {was}, and cannot be loaded into {wanted}")
-    _check_values(state, _MIXTURE_KINDS if mixture else _KINDS)
+    if "order_version" in state and (was := _kind_of(state)) != kind:
+        raise StateError(f"the state is of a {was}, and cannot be loaded into a {kind}")
+    _check_values(state, _ALL_KINDS[kind])
     if state["order_version"] != ORDER_VERSION:
         raise StateError(
             f"order_version mismatch: the state has {state['order_version']!r}, this library has "
@@ -285,10 +320,10 @@ def merge_states(states: list[State]) -> State:
     """
     if not states:
         raise StateError("merge_state_dicts requires at least one state dict")
-    mixture = "sources" in states[0]
-    first = check_state(states[0], mixture=mixture)
+    kind = _kind_of(states[0])
+    first = check_state(states[0], kind)
     for rank, other in enumerate(states[1:], 1):
-        checked = check_state(other, mixture=mixture)
+        checked = check_state(other, kind)
         for key, value in first.items():
             if checked.get(key) != value:
                 raise StateError(

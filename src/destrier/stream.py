@@ -247,6 +247,7 @@ class TableStream:
         listed: Whether sample g is listing entry g (a permutation that is not shuffled).
         packed: The documents and their blocks, where the rows are blocks.
         buckets: How batches of like length are formed, and the lengths.
+        source_columns: Of one of several sources, the columns that it was made with.
     """
 
     table: Table
@@ -255,6 +256,7 @@ class TableStream:
     listed: bool = False
     packed: PackedRows | None = None
     buckets: tuple[Buckets, Lengths] | None = None
+    source_columns: list[str] | None = None
 
     @property
     def count(self) -> int:
@@ -315,7 +317,7 @@ class TableStream:
             ColumnError: If a column is not in the table, or none is left.
         """
         reader = self.reader(
-            options.columns,
+            self.source_columns if options.columns is None else options.columns,
             tolerant=options.tolerant,
             counts=options.counts,
             cache=options.cache,
@@ -502,10 +504,13 @@ class OneOf:
     Attributes:
         sources: How many there are.
         quota: Samples of it in a step, about; None where that is not known.
+        zipped: Whether each sample has one of each source. A source then has as many lanes as a
+            table alone, which are those of the whole.
     """
 
     sources: int
     quota: int | None
+    zipped: bool = False
 
 
 def resolve_stream(
@@ -543,7 +548,7 @@ def resolve_stream(
     listed = settings.permutation is not None and not shuffle
     num_splits = settings.num_splits
     if num_splits is None:
-        if shuffle and one_of is not None:
+        if shuffle and one_of is not None and not one_of.zipped:
             num_splits = default_source_splits(count, quota=one_of.quota)
         elif shuffle:
             num_splits = default_num_splits(count, global_batch=global_batch, multiple=multiple)

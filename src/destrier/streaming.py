@@ -226,7 +226,7 @@ class Streaming(Counted, IterableDataset[Any], ABC):
 
     def __len__(self) -> int:
         """Row mode: rows of this rank in an epoch. Batch mode: its steps."""
-        shares = self._shares(ONLY_WORKER)(0, 0)
+        shares = self._shares(ONLY_WORKER)(self.epoch, 0)
         return shares.rows_left if isinstance(shares, Cycles) else len(shares)
 
     def __iter__(self) -> Iterator[Any]:
@@ -292,14 +292,14 @@ class Streaming(Counted, IterableDataset[Any], ABC):
                 shares=shares,
                 threads=threads,
                 prefetch_bytes=self._prefetch_bytes,
-                pad_from=stream.count if batch and self.remainder == "pad" else None,
                 most_ready=self._queue_depth,
             )
             self._runner = Runner(work, self)
         return self._runner, self._runner.start(position.epoch, position.counter)
 
     def _batch_finisher(self, feed: Feed, stream: Stream) -> Finisher:
-        check_extra_columns(feed.schema.names, self.with_index, self.remainder, stream.names)
+        index = feed.index_columns if self.with_index else ()
+        check_extra_columns(feed.schema.names, index, self.remainder, stream.names)
         return Finisher(
             stream.names,
             stream.seed,

@@ -14,6 +14,7 @@ __all__ = [
     "add_choice",
     "add_filter",
     "add_json",
+    "add_mixture",
     "add_order",
     "add_packing",
     "add_table",
@@ -34,9 +35,14 @@ def add(commands: Any, name: str, does: str) -> argparse.ArgumentParser:
     return parser
 
 
-def add_table(command: argparse.ArgumentParser) -> None:
-    """Add the table, and the options that say how it is opened."""
-    command.add_argument("uri", metavar="URI", help="a Lance dataset")
+def add_table(command: argparse.ArgumentParser, *, several: bool = False) -> None:
+    """Add the table, or several, and the options that say how it is opened."""
+    if several:
+        command.add_argument(
+            "uris", nargs="+", metavar="[NAME=]URI", help="a Lance dataset, or several to mix"
+        )
+    else:
+        command.add_argument("uri", metavar="URI", help="a Lance dataset")
     command.add_argument(
         "--table-version", type=version, metavar="VERSION", help="a number or a tag (the latest)"
     )
@@ -77,6 +83,31 @@ def add_order(command: argparse.ArgumentParser) -> None:
     command.add_argument("--clump-size", type=count, metavar="N", help="rows read as one (chosen)")
     command.add_argument("--window", type=count, metavar="N", help="clumps a window (chosen)")
     command.add_argument("--no-shuffle", action="store_true", help="in the order of the table")
+
+
+def add_mixture(command: argparse.ArgumentParser) -> None:
+    """Add the options for several tables as one."""
+    command.add_argument(
+        "--weights",
+        type=float,
+        nargs="+",
+        metavar="W",
+        help="of several tables, in which proportion rows come (every row once)",
+    )
+    command.add_argument(
+        "--temperature", type=float, metavar="T", help="weights by length to the power of 1/T"
+    )
+    command.add_argument(
+        "--stop",
+        choices=("first_exhausted", "all_exhausted", "never"),
+        help="when an epoch is over (first_exhausted, with weights)",
+    )
+    command.add_argument("--length", type=count, metavar="N", help="rows of an epoch, instead")
+    command.add_argument(
+        "--batching",
+        choices=("mixed", "stratified", "per_source"),
+        help="what a batch is made of (mixed)",
+    )
 
 
 def add_packing(command: argparse.ArgumentParser) -> None:

@@ -10,6 +10,7 @@ from destrier.cli.arguments import (
     add,
     add_choice,
     add_json,
+    add_mixture,
     add_order,
     add_packing,
     add_table,
@@ -41,7 +42,7 @@ _HELD = {
 def add_commands(commands: Any) -> None:
     """Add the command to a parser."""
     command = add(commands, "plan", "print which rows each rank reads in a step, and what it costs")
-    add_table(command)
+    add_table(command, several=True)
     _add_plan(command)
     add_choice(command)
     add_json(command)
@@ -65,9 +66,15 @@ def _add_plan(command: argparse.ArgumentParser) -> None:
     command.add_argument("--epoch", type=whole, metavar="N", default=0, help="its epoch (0)")
     add_order(command)
     add_packing(command)
+    add_mixture(command)
 
 
 def _plan(options: argparse.Namespace) -> int:
+    from destrier.cli.mixing import is_mixture, plan_mixture
+
+    if is_mixture(options):
+        return plan_mixture(options)
+    (options.uri,) = options.uris
     from destrier.dataset import StreamingDataset
     from destrier.plan import check_batch
     from destrier.report import report_plan

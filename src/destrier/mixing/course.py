@@ -67,6 +67,20 @@ class Course:
         if not self.spent:
             object.__setattr__(self, "spent", (0,) * len(self.names))
         _ = self._quotas(0, self.segments[-1].weights)  # refuses what no window can hold
+        if self.stop == "all_exhausted":
+            for name, size, weight in zip(
+                self.names, self.sizes, self.segments[-1].weights, strict=True
+            ):
+                if weight and size >= ENDLESS:
+                    raise ArgumentError(
+                        f"source {name!r} has no end, so stop='all_exhausted' never comes; take "
+                        "another stop=, or length="
+                    )
+        if self.length is not None and self.length % self.unit:
+            raise ArgumentError(
+                f"length={self.length} is no multiple of the {self.unit} samples that are of one "
+                "source, so that the next epoch would begin inside them; take a multiple"
+            )
 
     @property
     def goes_on(self) -> bool:
@@ -112,7 +126,8 @@ class Course:
             return self.length
         if self.stop == "every_row_once":
             return sum(self.sizes)
-        return (self._first_length if epoch <= self.epoch else self._later_length) * self.unit
+        slots = self._first_length if epoch <= self.epoch else self._later_length
+        return min(slots * self.unit, ENDLESS)
 
     @cached_property
     def _first_length(self) -> int:
@@ -232,6 +247,7 @@ class Course:
 
         Raises:
             ArgumentError: If there is no such sample, or it is inside a unit.
+            EmptyError: If the epochs after this one would have no sample.
         """
         if self.stop == "every_row_once":
             raise ArgumentError(
@@ -252,9 +268,11 @@ class Course:
                 f"got the earlier one {x}"
             )
         kept = [segment for segment in before if segment.start < slot]
-        return replace(
+        changed = replace(
             self,
             segments=(*kept, Segment(slot, weights)),
             epoch=0 if self.goes_on else epoch,
             spent=tuple(self._begun(epoch)),
         )
+        _ = changed.samples(changed.epoch + 1)  # refuses what later epochs cannot be
+        return changed

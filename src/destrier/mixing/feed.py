@@ -13,117 +13,54 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from destrier.batch import RawBatch
+from destrier.batch import INDEX_COLUMNS, RawBatch
 from destrier.columns import Column
 from destrier.counters import Counts
 from destrier.errors import RowError, SchemaError
 from destrier.feed import TableFeed
 from destrier.keyed import Ints
+from destrier.mixing.blocks import MixtureBlock, Reading, Spans
 from destrier.mixing.passes import Passes
 from destrier.mixing.shares import RoutedShares
 from destrier.pool import ArrowPool, ColumnPool, Gathered, Pool
 from destrier.read import Rows
-from destrier.schedule import BLOCK_ROWS, DIRECT_SHARES, Block, block_rows
+from destrier.schedule import Block
 
-__all__ = ["MixtureBlock", "MixtureBlocks", "MixtureFeed", "MixtureMemory", "common_schema"]
+__all__ = ["MixtureBlocks", "MixtureFeed", "MixtureMemory", "common_schema"]
 
 _TEXTS = ((pa.string(), pa.large_string()), (pa.binary(), pa.large_binary()))
-
-
-@dataclass
-class MixtureBlock:
-    """Some shares that are planned and read together.
-
-    Attributes:
-        first: Index of the first share.
-        samples: The sample indices of all shares, one after another.
-        bounds: Where each share begins in them; one more than there are shares.
-        leaf: The table of each sample.
-        parts: For each table its number, which samples are of it, and what is read of it.
-        complete: Whether all rows of a table are in memory with it.
-    """
-
-    first: int
-    samples: Ints
-    bounds: Ints
-    leaf: Ints
-    parts: list[tuple[int, Ints, Block]]
-    complete: bool = False
 
 
 class MixtureBlocks:
     """The blocks of one epoch, in order.
 
     Args:
-        feeds: How each table is read.
-        passes: The epochs of each table.
+        feed: How the tables are read.
         shares: Which samples are delivered, and of which table each is.
-        row_bytes: Bytes of a row in memory, about.
-        complete: For each table, whether all its rows are in memory already.
+        complete: For each table, whether all its rows are in memory already; empty at first.
     """
 
-    def __init__(
-        self,
-        feeds: Sequence[TableFeed],
-        passes: Sequence[Passes],
-        shares: RoutedShares,
-        *,
-        row_bytes: float,
-        block_bytes: int,
-        complete: Sequence[bool],
-    ) -> None:
-        self._feeds = feeds
-        self._passes = passes
+    def __init__(self, feed: MixtureFeed, shares: RoutedShares, complete: Sequence[bool]) -> None:
+        self._feed = feed
         self._shares = shares
-        self._loaded = list(complete) or [False] * len(feeds)
-        held = all(feed.held == "all" for feed in feeds)
-        rows = BLOCK_ROWS if held else block_rows(row_bytes, block_bytes)
-        self._shares_per_block = max(1, rows // max(1, shares.largest))
+        self._spans = Spans(
+            feed.feeds,
+            shares,
+            row_bytes=feed.row_bytes,
+            block_bytes=feed.block_bytes,
+            complete=complete,
+        )
 
     @property
     def complete(self) -> Sequence[bool]:
-        """For each table, whether all its rows are in memory after the last block."""
-        loads = len(self._shares) > self._start
-        return [
-            loaded or (loads and feed.held == "all")
-            for loaded, feed in zip(self._loaded, self._feeds, strict=True)
-        ]
-
-    @property
-    def _start(self) -> int:
-        """How many shares are read by themselves: they need not wait for what is held."""
-        if all(self._loaded) or all(feed.held == "shares" for feed in self._feeds):
-            return 0
-        direct = 1 if any(feed.remote for feed in self._feeds) else DIRECT_SHARES
-        return min(direct, len(self._shares))
+        """For each table, whether all its rows are in memory: one that gave none is not read."""
+        return self._spans.loaded
 
     def __iter__(self) -> Iterator[MixtureBlock]:
-        each = list(zip(self._feeds, self._passes, self._loaded, strict=True))
-        direct = [feed.holding(passes, held="shares", loaded=False) for feed, passes, _ in each]
-        held = [
-            feed.holding(passes, held=feed.held, loaded=loaded and feed.held == "all")
-            for feed, passes, loaded in each
-        ]
-        first, start, total = 0, self._start, len(self._shares)
-        while first < total:
-            alone = first < start
-            some = DIRECT_SHARES if not first else self._shares_per_block
-            last = min(first + some, start if alone else total)
-            samples, bounds, (leaf, index, _) = self._shares.routed(first, last)
-            parts: list[tuple[int, Ints, Block]] = []
-            none = np.empty(0, np.int64)
-            for number in np.flatnonzero(np.bincount(leaf)).tolist():
-                mine = np.flatnonzero(leaf == number)
-                own, inner = index[mine], np.searchsorted(mine, bounds)
-                holding = direct[number] if alone else held[number]
-                blocks = list(holding.blocks(first, samples[mine], own, inner))
-                for block in blocks[:-1]:
-                    zero = np.zeros(1, np.int64)
-                    yield MixtureBlock(first, none, zero, none, [(number, none, block)])
-                parts.append((number, mine, blocks[-1]))
-            complete = any(block.complete for *_, block in parts)
-            yield MixtureBlock(first, samples, bounds, leaf, parts, complete)
-            first = last
+        held, direct = (self._feed.reading(self._spans.loaded, alone=a) for a in (False, True))
+        for first, last, alone in self._spans:
+            samples, bounds, routes = self._shares.routed(first, last)
+            yield from (direct if alone else held).blocks(first, samples, bounds, routes)
 
 
 class MixtureFeed:
@@ -133,7 +70,8 @@ class MixtureFeed:
         names: Of the tables, for errors.
         feeds: How each is read.
         passes: The epochs of each.
-        same: Whether batches hold rows of several tables, which must then have the same columns.
+        together: Tables whose rows come in the same batches, and so must have the same columns: a
+            number for each table, the same for those.
         shares: The share of each table in the samples.
         source_column: The column that each row's source is named in; None adds none.
         sources: The source of each table.
@@ -142,13 +80,15 @@ class MixtureFeed:
         SchemaError: If the columns differ, or one has the name of the source's column.
     """
 
+    index_columns: Sequence[str] = INDEX_COLUMNS
+
     def __init__(
         self,
         names: Sequence[str],
         feeds: Sequence[TableFeed],
         passes: Sequence[Passes],
         *,
-        same: bool,
+        together: Sequence[int],
         shares: Sequence[float],
         source_column: str | None,
         sources: Sequence[str],
@@ -157,8 +97,11 @@ class MixtureFeed:
         self.passes = passes
         self.counts: Counts = feeds[0].counts
         self.schemas = [feed.schema for feed in feeds]
-        if same:
-            self.schemas = [common_schema(names, self.schemas)] * len(feeds)
+        for number in set(together):
+            mine = [i for i, group in enumerate(together) if group == number]
+            common = common_schema([names[i] for i in mine], [self.schemas[i] for i in mine])
+            for i in mine:
+                self.schemas[i] = common
         fields = {field.name: field for schema in reversed(self.schemas) for field in schema}
         self.schema = pa.schema(list(fields.values()))
         self._column = None
@@ -171,7 +114,8 @@ class MixtureFeed:
             self.schema = self.schema.append(pa.field(source_column, pa.string()))
             self._column = _SourceColumn(source_column, np.array(sources, np.object_))
         self.held_bytes = sum(feed.held_bytes for feed in feeds)
-        self.block_bytes = feeds[0].block_bytes
+        self.block_bytes = max(feed.block_bytes for feed in feeds)
+        self.read_ahead = max(feed.read_ahead for feed in feeds)
         each = zip(feeds, shares, strict=True)
         self.row_bytes = max(1.0, sum(feed.row_bytes * share for feed, share in each))
 
@@ -194,14 +138,11 @@ class MixtureFeed:
     def blocks(self, epoch: int, shares: RoutedShares, complete: Sequence[bool]) -> MixtureBlocks:
         """The blocks of an epoch's shares."""
         assert shares.epoch == epoch
-        return MixtureBlocks(
-            self.feeds,
-            self.passes,
-            shares,
-            row_bytes=self.row_bytes,
-            block_bytes=self.block_bytes,
-            complete=complete,
-        )
+        return MixtureBlocks(self, shares, complete)
+
+    def reading(self, loaded: list[bool], first: int = 0, *, alone: bool) -> Reading:
+        """How its tables, from that number on, are read for successive shares."""
+        return Reading(self.feeds, self.passes, loaded, first, alone=alone)
 
 
 class MixtureMemory:
@@ -222,7 +163,6 @@ class MixtureMemory:
             if id(schema) not in pools:
                 pools[id(schema)] = _Places(ColumnPool(schema) if columnar else ArrowPool(schema))
         self._tables = [_Region(pools[id(schema)]) for schema in schemas]
-        self._places = np.empty(0, np.int64)
 
     @property
     def complete(self) -> Sequence[bool]:
@@ -231,17 +171,18 @@ class MixtureMemory:
 
     def load(self, block: MixtureBlock, rows: list[Rows]) -> None:
         """Take in what a block reads, and find its samples."""
-        self._places = np.empty(len(block.samples), np.int64)
+        # In the block, since a pipeline that was just stopped may still have one of this memory.
+        block.places = np.empty(len(block.samples), np.int64)
         for (number, mine, part), read in zip(block.parts, rows, strict=True):
             table = self._tables[number]
             table.load(part, read)
             if len(part.samples):
-                self._places[mine] = table.find(part)
+                block.places[mine] = table.find(part)
 
     def share(self, block: MixtureBlock, index: int, epoch: int) -> RawBatch:
         """Gather a share of the block that was loaded last, by its number in it."""
         part = slice(int(block.bounds[index]), int(block.bounds[index + 1]))
-        places, leaf = self._places[part], block.leaf[part]
+        places, leaf = block.places[part], block.leaf[part]
         # Tables of other columns have pools of their own: then all samples are of one table.
         pool = self._tables[int(leaf[0]) if len(leaf) else 0].pool
         failed = pool.errors_at(places)
@@ -374,17 +315,17 @@ def common_schema(names: Sequence[str], schemas: Sequence[pa.Schema]) -> pa.Sche
     """
     first = schemas[0]
     fields = []
-    for field in first:
-        kind = field.type
+    for own in first:
+        kind = own.type
         for name, schema in zip(names, schemas, strict=True):
-            if field.name not in schema.names:
+            if own.name not in schema.names:
                 raise SchemaError(
-                    f"{names[0]} has a column {field.name!r}, {name} has none (it has "
+                    f"{names[0]} has a column {own.name!r}, {name} has none (it has "
                     f"{', '.join(schema.names)}); choose common ones with columns=, or take each "
                     "batch from one source: batching='per_source'"
                 )
-            kind = _common_type(kind, schema.field(field.name).type, field.name, names[0], name)
-        fields.append(field.with_type(kind).with_nullable(True))
+            kind = _common_type(kind, schema.field(own.name).type, own.name, names[0], name)
+        fields.append(own.with_type(kind).with_nullable(True))
     for name, schema in zip(names, schemas, strict=True):
         more = [column for column in schema.names if column not in first.names]
         if more:

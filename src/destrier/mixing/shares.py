@@ -9,7 +9,7 @@ import numpy as np
 
 from destrier.errors import ArgumentError
 from destrier.keyed import Ints
-from destrier.plan import Cycles, Routes, Steps, share_bounds
+from destrier.plan import Cycles, Routes, Steps
 
 __all__ = ["MixtureCycles", "MixtureSteps", "RoutedShares", "Router"]
 
@@ -87,10 +87,16 @@ class MixtureSteps(Steps):
         g = (begin[:, None] + np.arange(size)).ravel()
         routes = self.router.routes(self.epoch, g % self.n)
         chosen = self._canonical(routes, len(steps), size)
-        lo, hi = share_bounds(size, self.topology.rank, self.topology.size)
+        lo, hi = self._bounds(size)
         chosen += (np.arange(len(steps)) * size)[:, None]
         mine = chosen[:, lo:hi].ravel()
         return g[mine], np.arange(len(steps) + 1) * (hi - lo), routes.at(mine)
+
+    def _bounds(self, size: int) -> tuple[int, int]:
+        """Which places of a step are this rank's: whole slots, where a step has several."""
+        slots = 1 if self.unit == self.global_batch else self.unit
+        lo, hi = super()._bounds(size // slots)
+        return lo * slots, hi * slots
 
     def _canonical(self, routes: Routes, steps: int, size: int) -> Ints:
         """For each step the places of its samples, in canonical order."""

@@ -20,7 +20,7 @@ from destrier.mixing.passes import Passes
 from destrier.mixing.shares import MixtureCycles, MixtureSteps
 from destrier.order import ORDER_VERSION
 from destrier.plan import Remainder, Routes
-from destrier.state import STATE_VERSION, State
+from destrier.state import STATE_VERSION, State, compact
 from destrier.stream import TableStream
 from destrier.topology import ONLY_WORKER, Topology, Worker
 
@@ -160,8 +160,8 @@ class MixtureStream:
             "unit": brief["unit"],
             "stop": brief["stop"],
             "length": brief["length"],
-            "schedule": _compact(brief["schedule"]),
-            "sources": _compact(brief["sources"]),
+            "schedule": compact(brief["schedule"]),
+            "sources": compact(brief["sources"]),
             "plan_hash": self.plan_hash,
             "samples_consumed_per_split": per_split,
             "positions_consumed_per_split": per_split,
@@ -263,11 +263,20 @@ class MixtureStream:
             names,
             [feeds[number] for number in range(len(self.leaves))],
             [Passes(leaf.order) for leaf in self.leaves],
-            same=self.batching != "per_source",
+            together=self._together(options),
             shares=[each / total for each in drawn],
             source_column=self.source_column,
             sources=self.source_of_leaf,
         )
+
+    def _together(self, options: FeedOptions) -> Sequence[int]:
+        """For each table a number, the same where rows come in the same batches."""
+        unit, batch = self.course.unit, options.batch
+        # A rank that has several units of a step, as on a smaller world, has a batch of several.
+        apart = self.batching == "per_source" and batch in (unit, unit * options.topology.size)
+        numbers = range(len(self.sources)) if apart else (0,) * len(self.sources)
+        pairs = zip(numbers, self.sources, strict=True)
+        return [number for number, source in pairs for _ in source.leaves]
 
     def _drawn(self) -> list[float]:
         """Samples of each table in an epoch, or relative numbers where that has no end."""
@@ -282,7 +291,3 @@ class MixtureStream:
             inner = [leaf.count for leaf in source.leaves]
             drawn += [count * scale * each / sum(inner) for each in inner]
         return [max(each, 1e-9) for each in drawn]
-
-
-def _compact(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from destrier.errors import ArgumentError
@@ -32,27 +33,25 @@ def check_weights(weights: Any, names: Sequence[str]) -> tuple[float, ...]:
             f"the sources are {', '.join(names)}, and weights are given for "
             f"{', '.join(map(str, weights)) or 'none'}; 0 leaves a source out"
         )
-    return tuple(_number(name, weights[name]) for name in names if _some(weights))
+    numbers = tuple(_number(name, weights[name]) for name in names)
+    if not any(numbers):
+        raise ArgumentError(f"all weights are 0 ({', '.join(names)}): nothing would be read")
+    return numbers
 
 
 def _number(name: str, weight: Any) -> float:
     if isinstance(weight, bool):
         raise ArgumentError(f"the weight of {name!r} must be a number, got {weight!r}")
     if hasattr(weight, "item"):  # numpy's, torch's
-        weight = weight.item()
+        with suppress(RuntimeError, ValueError):  # it has several
+            weight = weight.item()
     if not isinstance(weight, int | float):
         raise ArgumentError(f"the weight of {name!r} must be an int or a float, got {weight!r}")
-    if not math.isfinite(weight) or weight < 0:
+    if not -math.inf < weight < math.inf or weight < 0:
         raise ArgumentError(
             f"the weight of {name!r} must be finite and not negative, got {weight!r}"
         )
     return weight
-
-
-def _some(weights: Mapping[str, Any]) -> bool:
-    if not any(weights.values()):
-        raise ArgumentError(f"all weights are 0 ({', '.join(weights)}): nothing would be read")
-    return True
 
 
 def tempered(sizes: Sequence[int], temperature: float) -> tuple[float, ...]:

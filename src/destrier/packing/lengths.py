@@ -118,7 +118,7 @@ def find_lengths(table: Table, rows: RowList, column: str, *, extra: int = 0) ->
         whole = stored_lengths(
             f"{table.identity}|{table.version}|{column}", lambda: _scanned(table, column)
         )
-        if isinstance(rows, RangeRows):
+        if isinstance(rows, RangeRows) and len(rows) == table.num_rows:
             chosen = whole
         else:
             key = f"{table.identity}|{table.version}|{column}|{rows.digest}"
