@@ -481,7 +481,7 @@ def test_an_error_of_a_transform_names_its_kind(kind: battery.Kind) -> None:
 def test_our_misuse(table_path: str, table_ids: Any) -> None:
     with pytest.raises(ArgumentError, match="read_batch_size"):
         StreamingDataset(table_path, read_batch_size=0)
-    for name in ("pack_sequences", "eos_id", "pad_id", "blocks_per_epoch"):
+    for name in ("pack_sequences", "blocks_per_epoch"):
         with pytest.raises(ArgumentError, match=name):
             StreamingDataset(table_path, **{name: 8})
     with pytest.warns(DestrierWarning, match="io_queue_depth"):
