@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 
 import battery
 import destrier.dataset
+import mixed
 from destrier import (
     ArgumentError,
     ColumnError,
@@ -318,15 +319,26 @@ def kind(shared_table: Any, tmp_path: Path) -> battery.Kind:
     return battery.make_kind("clumps", str(shared_table.path), shared_table.ids, tmp_path)
 
 
-@pytest.mark.parametrize("name", battery.KINDS)
+OF_ROWS = [name for name in battery.KINDS if name not in battery.KINDS_OF_BATCHES]
+
+
+@pytest.mark.parametrize("name", [*OF_ROWS, *mixed.KINDS])
 def test_rows_are_the_definition(shared_table: Any, tmp_path: Path, name: str) -> None:
-    kind = battery.make_kind(name, str(shared_table.path), shared_table.ids, tmp_path)
+    path, ids_of = str(shared_table.path), shared_table.ids
+    if name in mixed.KINDS:
+        filtered = battery.make_kind("filtered", path, ids_of, tmp_path)
+        kind: Any = mixed.make_kinds(filtered, tmp_path)[name]
+    else:
+        kind = battery.make_kind(name, path, ids_of, tmp_path)
     for rank, size in ((0, 1), (1, 2), (7, 8)):
-        if size > kind.options.get("num_splits", 1) and name not in ("plain", "filtered"):
+        few = name in battery.KINDS and size > kind.options.get("num_splits", 1)
+        if few and name not in ("plain", "filtered"):
             continue
-        dataset = StreamingDataset(
-            kind.path, columns=["id"], rank=rank, world_size=size, **kind.options
-        )
+        dataset = kind.make(columns=["id"], rank=rank, world_size=size)
+        if not kind.any_batch:
+            with pytest.raises(ArgumentError, match="needs a batch size"):
+                dataset.state_dict()
+            continue
         state = dataset.state_dict()
         for epoch in range(2):
             wanted = battery.rows_of(kind, state, epoch=epoch, rank=rank, size=size)
@@ -469,7 +481,7 @@ def test_an_error_of_a_transform_names_its_kind(kind: battery.Kind) -> None:
 def test_our_misuse(table_path: str, table_ids: Any) -> None:
     with pytest.raises(ArgumentError, match="read_batch_size"):
         StreamingDataset(table_path, read_batch_size=0)
-    for name in ("pack_sequences", "eos_id", "pad_id", "blocks_per_epoch"):
+    for name in ("pack_sequences", "blocks_per_epoch"):
         with pytest.raises(ArgumentError, match=name):
             StreamingDataset(table_path, **{name: 8})
     with pytest.warns(DestrierWarning, match="io_queue_depth"):

@@ -146,7 +146,7 @@ class Case:
         """Return every step of an epoch: sample and row offsets, in canonical order."""
         briefs = json.loads(state["sources"])
         rows = [part.rows(briefs[name], epoch, self.count) for name, part in self.parts.items()]
-        steps = battery.steps(self.count, state["num_splits"], batch, **stepping)
+        steps = battery.steps(self.count, lambda g: g % state["num_splits"], batch, **stepping)
         return [[(g, *(each[g % self.count] for each in rows)) for g in step] for step in steps]
 
 

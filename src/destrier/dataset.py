@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from destrier.budget import BudgetPacking, block_rows, budget_packing
 from destrier.check import check_positive
 from destrier.errors import ArgumentError, DestrierWarning, StateError, VersionError
 from destrier.foreign import as_permutation
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from destrier.topology import Replicas
 
 __all__ = ["StreamingDataLoader", "StreamingDataset"]
-
-_PACKING = ("pack_sequences", "eos_id", "pad_id", "blocks_per_epoch")
 
 
 def __getattr__(name: str) -> Any:
@@ -102,10 +101,14 @@ class StreamingDataset(Streaming):
             there, so that no credentials travel in a pickle.
         worker_info_override: An object with ``id`` and ``num_workers``, for tests.
         prefetch_batches: Deprecated name of io_queue_depth.
-        pack_sequences: Packing is not available yet; must be None.
-        eos_id: As pack_sequences.
-        pad_id: As pack_sequences.
-        blocks_per_epoch: As pack_sequences.
+        pack_sequences: Row mode: rows are blocks of so many tokens, ``input_ids`` and ``doc_ids``,
+            of the documents in the one list column that ``columns`` names. With batches use
+            `Packed`, which can do more.
+        eos_id: With pack_sequences: the token to end each document with.
+        pad_id: With pack_sequences: the token that fills blocks where tokens are too few. No
+            document has it.
+        blocks_per_epoch: With pack_sequences: how many blocks an epoch has over all ranks, a
+            multiple of num_splits; or ``"auto"``, all that the tokens fill.
 
     Raises:
         ArgumentError: If an argument cannot be used.
@@ -159,7 +162,20 @@ class StreamingDataset(Streaming):
         pad_id: int | None = None,
         blocks_per_epoch: int | str | None = None,
     ) -> None:
-        _refuse_packing((pack_sequences, eos_id, pad_id, blocks_per_epoch))
+        budget = None
+        if pack_sequences is not None:
+            _check_row_mode(table, transform, batch_size, global_batch_size)
+            budget = budget_packing(
+                pack_sequences,
+                eos_id=eos_id,
+                pad_id=pad_id,
+                blocks_per_epoch=blocks_per_epoch,
+                columns=columns,
+                num_splits=num_splits,
+            )
+            columns, transform = None, block_rows
+        elif blocks_per_epoch is not None:
+            raise ArgumentError("blocks_per_epoch requires pack_sequences")
         if prefetch_batches is not None:
             warnings.warn(
                 "prefetch_batches is deprecated, pass io_queue_depth", DestrierWarning, stacklevel=2
@@ -192,7 +208,7 @@ class StreamingDataset(Streaming):
         view = None
         if isinstance(source, View):
             _check_view(source, version, permutation)
-            if packed is None and columns is None:
+            if packed is None and budget is None and columns is None:
                 self.columns = source.columns
             view, source = source.rows, source.table
         self._settings = Settings(
@@ -203,7 +219,7 @@ class StreamingDataset(Streaming):
             shuffle_seed=shuffle_seed,
             shuffle_clump_size=shuffle_clump_size,
             shuffle_window=shuffle_window,
-            packing=None if packed is None else packed.packing,
+            packing=budget if packed is None else packed.packing,
             bucket_by=bucket_by,
             bucket_window=bucket_window,
         )
@@ -217,6 +233,8 @@ class StreamingDataset(Streaming):
             self._settings = replace(self._settings, permutation=listing)
         if pin is not None and self.topology.rank == 0:
             self._table.pin(pin)
+        if budget is not None:
+            budget.schema(self._table)  # refuses a column that holds no tokens
         self._table.warn_if_scattered()
 
     def __repr__(self) -> str:
@@ -242,6 +260,10 @@ class StreamingDataset(Streaming):
     def _resolve(self, batch: int | None) -> TableStream:
         multiple = 1 if batch else self.topology.size
         settings = self._adopted or self._settings
+        packing = settings.packing
+        if isinstance(packing, BudgetPacking) and settings.num_splits is None and batch is None:
+            splits = packing.num_splits(multiple, shuffle=settings.shuffled)
+            settings = replace(settings, num_splits=splits)
         return resolve_stream(self._table, settings, global_batch=batch, multiple=multiple)
 
     def _as_source(self, one_of: OneOf) -> TableStream:
@@ -328,10 +350,18 @@ class StreamingDataset(Streaming):
             self._table = open_table(source, version=self._table.version)
 
 
-def _refuse_packing(values: tuple[Any, ...]) -> None:
-    for name, value in zip(_PACKING, values, strict=True):
+def _check_row_mode(table: Any, transform: Any, batch_size: Any, global_batch_size: Any) -> None:
+    """Raise if something is given that pack_sequences does not go with."""
+    if isinstance(table, Packed):
+        raise ArgumentError("pack_sequences cannot be given with a Packed, which packs already")
+    if transform is not None:
+        raise ArgumentError("transform cannot be combined with pack_sequences")
+    for name, value in (("batch_size", batch_size), ("global_batch_size", global_batch_size)):
         if value is not None:
-            raise ArgumentError(f"{name} is not available yet: pack tokens before writing them")
+            raise ArgumentError(
+                f"{name}={value!r} cannot be combined with pack_sequences, which gives single "
+                "blocks: pass Packed(table, block_size=...) as the table"
+            )
 
 
 def _check_view(view: View, version: Any, permutation: Any) -> None:

@@ -114,6 +114,11 @@ class Settings:
                 "one length"
             )
 
+    @property
+    def shuffled(self) -> bool:
+        """Whether rows are shuffled: unless a permutation lists them, where nobody said."""
+        return self.permutation is None if self.shuffle is None else self.shuffle
+
     def adopt(self, state: State) -> Settings:
         """Take from a state what was left at None, and refuse what differs.
 
@@ -534,9 +539,7 @@ def resolve_stream(
         rows = streamed_rows(table, settings.view, settings.filter)
     else:
         rows = select_rows(table, settings.filter)
-    shuffle = settings.shuffle
-    if shuffle is None:
-        shuffle = settings.permutation is None
+    shuffle = settings.shuffled
     packed, packing = None, settings.packing
     if packing is not None:
         packed = PackedRows(packing, rows, packing.blocks(table, rows), shuffle)
