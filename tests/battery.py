@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from destrier.streaming import Streaming
 
 COLUMNS = ["id", "label", "vector", "name", "tokens"]
+REMAINDERS = ("drop", "keep", "pad")
 FACES = ("loader", "dataset")
 WORLD_SIZES = (1, 2, 3, 4, 5, 6, 8, 12)
 KINDS = (

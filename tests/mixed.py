@@ -37,8 +37,16 @@ _BRIEF = ("shuffle_seed", "num_splits", "clump_size", "window", "shuffle")
 
 
 @lru_cache(maxsize=64)
-def _course(sizes: tuple[int, ...], weights: tuple[float, ...], **settings: Any) -> SlowCourse:
-    return SlowCourse(sizes, weights, **settings)
+def _course(
+    sizes: tuple[int, ...],
+    weights: tuple[float, ...],
+    changes: tuple[tuple[int, int, tuple[float, ...]], ...],
+    **settings: Any,
+) -> SlowCourse:
+    course = SlowCourse(sizes, weights, **settings)
+    for epoch, at, changed in changes:
+        course.reweight(epoch, at, changed)
+    return course
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,8 @@ class Mixed:
         unit: Samples that no share cuts apart.
         any_batch: Whether a run can go on with another batch size.
         named: Whether rows say of which source they are.
+        changes: The epoch, the sample and the weights of every reweighting, in turn.
+        most: Samples of an epoch without end that are written down.
     """
 
     parts: Mapping[str, Kind | Mixed]
@@ -58,6 +68,8 @@ class Mixed:
     unit: int = 1
     any_batch: bool = True
     named: bool = True
+    changes: tuple[tuple[int, int, tuple[float, ...]], ...] = ()
+    most: int | None = None
 
     def make(self, **options: Any) -> Mixture:
         """Make such a stream."""
@@ -78,6 +90,7 @@ class Mixed:
         return _course(
             sizes,
             shares,
+            self.changes,
             window=state["slots"],
             stop=stop,
             seed=state.get("shuffle_seed", state.get("seed")),
@@ -108,7 +121,7 @@ class Mixed:
         for part in self.parts.values():
             leaves.append(leaves[-1] + (part.leaves if isinstance(part, Mixed) else 1))
         rows, ids, lanes = [], [], []
-        for source, passes, index in self.course(state).epoch(epoch):
+        for source, passes, index in self.course(state).epoch(epoch, self.most):
             name = names[source]
             part = self.parts[name]
             if (source, passes) not in plans:

@@ -18,6 +18,7 @@ import threading
 import time
 from contextlib import nullcontext
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import lance
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BATCH = 120  # every one of the world sizes divides it
-REMAINDERS = ("drop", "keep", "pad")
+REMAINDERS = battery.REMAINDERS
 quick = settings(
     max_examples=40,
     deadline=None,
@@ -284,7 +285,9 @@ def test_length_stays_the_same_through_a_resume(kind: battery.AnyKind, face: str
 def test_global_batches_are_the_same_for_every_world_size(
     kind: battery.AnyKind, face: str, batch: int
 ) -> None:
-    sizes = WORLD_SIZES if face == "loader" else (1, 2, 5, 12)
+    # Each rank of a mixture opens several tables, so there are fewer of them.
+    every = face == "loader" and isinstance(kind, battery.Kind)
+    sizes = WORLD_SIZES if every else (1, 2, 5, 12)
     for size in battery.sharing(kind, batch, sizes if batch == BATCH else (3, 12)):
         ranks = []
         for rank in range(size):
@@ -421,15 +424,14 @@ def test_resume_at_every_step_on_another_world_size(kind: battery.AnyKind, face:
         assert state == {**state, "counter": step * BATCH, "epoch": 0}
         sizes = battery.sharing(kind, BATCH, (3, 8, 5, 2))
         size = sizes[step % len(sizes)]
-        ranks = []
-        for rank in {0, size // 2, size - 1}:
+        for rank in {0, size // 2, size - 1} if isinstance(kind, battery.Kind) else {step % size}:
             with opened(face, kind, batch=BATCH, rank=rank, world_size=size) as stream:
                 stream.load_state_dict(state)
                 tail = read(kind, stream)
-            assert [b.samples for b in tail] == [
-                tuple(battery.share(b.samples, rank, size, kind.unit)) for b in whole[step:]
+            share = partial(battery.share, rank=rank, size=size, unit=kind.unit)
+            assert tail == [
+                battery.Batch(tuple(share(b.samples)), tuple(share(b.rows))) for b in whole[step:]
             ]
-            ranks.append(tail)
 
 
 def test_every_rank_has_the_same_state_which_serves_all(kind: battery.AnyKind, face: str) -> None:
