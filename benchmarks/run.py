@@ -22,6 +22,7 @@ FULL = tuple(
         "steady",
         "links",
         "views",
+        "mixture",
         "decode",
         "storage",
         "cache",

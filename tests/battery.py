@@ -13,7 +13,7 @@ import signal
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -36,10 +36,13 @@ from destrier import (
 from destrier.keyed import BUCKET_KEY, PACKING_KEY, SUBSAMPLE_KEY, epoch_key, mix, permute, subkey
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from destrier.streaming import Streaming
+
 COLUMNS = ["id", "label", "vector", "name", "tokens"]
+REMAINDERS = ("drop", "keep", "pad")
 FACES = ("loader", "dataset")
 WORLD_SIZES = (1, 2, 3, 4, 5, 6, 8, 12)
 KINDS = (
@@ -61,6 +64,7 @@ KINDS = (
     "packed best fit",
     "by length",
 )
+KINDS_OF_BATCHES = ("packed", "packed best fit", "by length")  # no rows of a table, or no row mode
 BLOCK = 3  # tokens of a packed block: documents have 0 to 4
 
 
@@ -68,8 +72,66 @@ BLOCK = 3  # tokens of a packed block: documents have 0 to 4
 
 
 @dataclass(frozen=True)
+class Plan:
+    """An epoch, written down.
+
+    Attributes:
+        rows: Every sample's row, as `Batch` has it.
+        ids: Every sample's id.
+        place: From a sample to what a step is sorted by, before the sample itself.
+    """
+
+    rows: list[Any]
+    ids: list[int]
+    place: Callable[[int], Any]
+
+
+class AnyKind(Protocol):
+    """A kind of stream: over a table here, over several in `mixed`."""
+
+    @property
+    def unit(self) -> int:
+        """Samples that no share cuts apart."""
+        ...
+
+    @property
+    def columns(self) -> list[str] | None:
+        """The columns that are read."""
+        ...
+
+    @property
+    def any_batch(self) -> bool:
+        """Whether a run can go on with another batch size."""
+        ...
+
+    def make(self, **options: Any) -> Streaming:
+        """Make such a stream."""
+        ...
+
+    def samples(self, state: dict[str, Any]) -> int:
+        """Samples in an epoch."""
+        ...
+
+    def plan(self, state: dict[str, Any], epoch: int) -> Plan:
+        """Write down an epoch; sizes that were chosen are taken from a state."""
+        ...
+
+    def repeats(self, state: dict[str, Any]) -> bool:
+        """Whether every epoch is the same."""
+        ...
+
+    def locate(self, batch: dict[str, Any]) -> list[Any]:
+        """The rows of a batch, of which each is the one that its id says."""
+        ...
+
+    def check_coverage(self, rows: list[Any], state: dict[str, Any], epoch: int) -> None:
+        """Raise unless the rows are those of a whole epoch."""
+        ...
+
+
+@dataclass(frozen=True)
 class Kind:
-    """A kind of stream.
+    """A kind of stream over one table.
 
     Attributes:
         path: The table, or a view of it.
@@ -84,6 +146,8 @@ class Kind:
     options: dict[str, Any]
     listed: np.ndarray[Any, Any]
     fixed: bool = False
+    unit = 1
+    any_batch = True
 
     @property
     def uri(self) -> str:
@@ -109,12 +173,44 @@ class Kind:
         """Return the row offsets of an epoch, in any order."""
         return self.listed.tolist()
 
+    def make(self, **options: Any) -> StreamingDataset:
+        """Make such a stream."""
+        return StreamingDataset(self.source, **{**self.options, **options})
+
+    def samples(self, state: dict[str, Any]) -> int:  # noqa: ARG002 - of mixtures it says so
+        """Samples in an epoch."""
+        return self.count
+
+    def plan(self, state: dict[str, Any], epoch: int) -> Plan:
+        """Write down an epoch; sizes that were chosen are taken from a state."""
+        offsets = self.offsets(state, epoch)
+        return Plan(offsets, self.ids_of(offsets), lambda g: g % state["num_splits"])
+
+    def ids_of(self, offsets: list[int]) -> list[int]:
+        """Return the ids of rows."""
+        return self.ids[offsets].tolist() if len(self.ids) else []
+
+    def repeats(self, state: dict[str, Any]) -> bool:
+        """Whether every epoch is the same."""
+        return self.fixed or not state["shuffle"]
+
+    def locate(self, batch: dict[str, Any]) -> list[int]:
+        """The row offsets of a batch, which has their values."""
+        offsets: list[int] = batch["row_offset"].tolist()
+        assert batch["id"].tolist() == self.ids[offsets].tolist()
+        check_values(batch)
+        return offsets
+
+    def check_coverage(self, rows: list[Any], state: dict[str, Any], epoch: int) -> None:
+        """Raise unless every row that is listed comes just as often."""
+        assert sorted(rows) == sorted(self.chosen(state, epoch))
+
     def offsets(self, state: dict[str, Any], epoch: int) -> list[int]:
         """Return the row offset of every sample of an epoch; sizes are taken from a state."""
         if self.fixed:
             return self.listed.tolist()
         order = Order(
-            self.count,
+            len(self.listed),
             seed=state["shuffle_seed"],
             epoch=epoch,
             num_splits=state["num_splits"],
@@ -124,17 +220,18 @@ class Kind:
         )
         return np.array(self.chosen(state, epoch))[order.rows(np.arange(self.count))].tolist()
 
-    def check(self, batch: dict[str, Any]) -> None:
-        """Check every value of a batch against its row offset."""
-        ids = self.ids[batch["row_offset"].numpy()]
-        assert batch["id"].tolist() == ids.tolist()
-        assert batch["label"].tolist() == (ids % tables.CLASSES).tolist()
-        assert batch["label"].dtype == torch.int32
-        assert batch["vector"].shape == (len(ids), 4)
-        expected = (ids[:, None] + np.arange(4) / 4).astype(np.float32)
-        assert np.array_equal(batch["vector"].numpy(), expected)
-        assert batch["name"] == [f"row {i}" for i in ids.tolist()]
-        assert [t.tolist() for t in batch["tokens"]] == [tokens_of(i) for i in ids.tolist()]
+
+def check_values(batch: dict[str, Any]) -> None:
+    """Check every value of a batch against its row's id."""
+    ids = batch["id"].numpy()
+    assert batch["id"].dtype == torch.int64
+    assert batch["label"].tolist() == (ids % tables.CLASSES).tolist()
+    assert batch["label"].dtype == torch.int32
+    assert batch["vector"].shape == (len(ids), 4)
+    expected = (ids[:, None] + np.arange(4) / 4).astype(np.float32)
+    assert np.array_equal(batch["vector"].numpy(), expected)
+    assert batch["name"] == [f"row {i}" for i in ids.tolist()]
+    assert [t.tolist() for t in batch["tokens"]] == [tokens_of(i) for i in ids.tolist()]
 
 
 def tokens_of(i: int) -> list[int]:
@@ -181,14 +278,19 @@ class PackedKind(Kind):
         first = (key * total) >> 64
         return [(first + b * BLOCK) % total for b in range(self.count)]
 
-    def check(self, batch: dict[str, Any]) -> None:
-        for i, address in enumerate(batch["row_offset"].tolist()):
+    def ids_of(self, offsets: list[int]) -> list[int]:  # noqa: ARG002 - blocks have none
+        return []
+
+    def locate(self, batch: dict[str, Any]) -> list[int]:
+        addresses: list[int] = batch["row_offset"].tolist()
+        for i, address in enumerate(addresses):
             if "window" in self.packing:
                 block = self.windows[address]
             else:
                 (block,) = packed.cut(self.line, [address], BLOCK, circle=True)
             wanted = packed.columns(block, self.documents, BLOCK)
             assert {name: batch[name][i].tolist() for name in wanted} == wanted
+        return addresses
 
 
 @dataclass(frozen=True)
@@ -302,7 +404,12 @@ def tokens(ids: np.ndarray[Any, Any]) -> list[list[int]]:
 
 
 def steps(
-    count: int, splits: int, batch: int, *, start: int = 0, remainder: str = "drop"
+    count: int,
+    place: Callable[[int], Any],
+    batch: int,
+    *,
+    start: int = 0,
+    remainder: str = "drop",
 ) -> list[list[int]]:
     """Return the sample indices of every step in canonical order, from the definition."""
     out = []
@@ -314,14 +421,20 @@ def steps(
                 break
             if remainder == "keep":
                 samples = [g for g in samples if g < count]
-        out.append(sorted(samples, key=lambda g: (g % splits, g)))
+        out.append(sorted(samples, key=lambda g: (place(g), g)))
         begin += batch
     return out
 
 
-def share(step: Sequence[Any], rank: int, size: int) -> list[Any]:
+def share(step: Sequence[Any], rank: int, size: int, unit: int = 1) -> list[Any]:
     """Return a rank's contiguous share of a step."""
-    return list(step[rank * len(step) // size : (rank + 1) * len(step) // size])
+    units = len(step) // unit
+    return list(step[rank * units // size * unit : (rank + 1) * units // size * unit])
+
+
+def sharing(kind: AnyKind, batch: int, sizes: Sequence[int]) -> list[int]:
+    """Return the world sizes that can share a step of a kind."""
+    return [size for size in sizes if kind.unit == 1 or batch // kind.unit % size == 0]
 
 
 # ---- what a stream delivers -------------------------------------------------------------------
@@ -329,42 +442,43 @@ def share(step: Sequence[Any], rank: int, size: int) -> list[Any]:
 
 @dataclass(frozen=True)
 class Batch:
-    """What was delivered at one step: where it came from, checked against its values."""
+    """What was delivered at one step: where it came from, checked against its values.
+
+    Attributes:
+        rows: Row offsets; of several tables, pairs of the table's name and the row offset there.
+    """
 
     samples: tuple[int, ...]
-    offsets: tuple[int, ...]
+    rows: tuple[Any, ...]
     mask: tuple[bool, ...] | None = None
 
 
 @contextmanager
-def opened(face: str, kind: Kind, *, batch: int, **options: Any) -> Iterator[Any]:
+def opened(face: str, kind: AnyKind, *, batch: int, **options: Any) -> Iterator[Any]:
     """Open a stream through our loader or through the dataset's batch mode; close it after."""
-    settings = {"columns": kind.columns, **kind.options}
-    own = {k: options.pop(k) for k in ("remainder", "uneven") if k in options}
-    settings.update(options)
+    settings = {"columns": kind.columns, **options}
+    own = {k: settings.pop(k) for k in ("remainder", "uneven") if k in settings}
+    own.update(global_batch_size=batch, with_index=True)
     if face == "loader":
-        dataset = StreamingDataset(kind.source, **settings)
-        stream: Any = StreamingDataLoader(dataset, global_batch_size=batch, with_index=True, **own)
+        stream: Any = StreamingDataLoader(kind.make(**settings), **own)
     else:
-        stream = StreamingDataset(
-            kind.source, global_batch_size=batch, with_index=True, **own, **settings
-        )
+        stream = kind.make(**own, **settings)
     try:
         yield stream
     finally:
         stream.close()
 
 
-def check(kind: Kind, batch: dict[str, Any]) -> Batch:
-    """Check every value of a batch against its row offset."""
+def check(kind: AnyKind, batch: dict[str, Any]) -> Batch:
+    """Check every value of a batch against its row."""
     samples, offsets = batch["sample_index"], batch["row_offset"]
     assert samples.dtype == offsets.dtype == torch.int64
-    kind.check(batch)
+    rows = kind.locate(batch)
     mask = tuple(batch["mask"].tolist()) if "mask" in batch else None
-    return Batch(tuple(samples.tolist()), tuple(offsets.tolist()), mask)
+    return Batch(tuple(samples.tolist()), tuple(rows), mask)
 
 
-def read(kind: Kind, stream: Any, most: int | None = None) -> list[Batch]:
+def read(kind: AnyKind, stream: Any, most: int | None = None) -> list[Batch]:
     """Read an epoch, or so many of its batches, and check every value."""
     out: list[Batch] = []
     if most == 0:
@@ -377,7 +491,7 @@ def read(kind: Kind, stream: Any, most: int | None = None) -> list[Batch]:
 
 
 def expected(
-    kind: Kind,
+    kind: AnyKind,
     state: dict[str, Any],
     *,
     epoch: int,
@@ -388,12 +502,13 @@ def expected(
     remainder: str = "drop",
 ) -> list[Batch]:
     """Return what the definition says a rank is given in an epoch."""
-    offsets = kind.offsets(state, epoch)
+    plan = kind.plan(state, epoch)
+    count = len(plan.rows)
     out = []
-    for step in steps(kind.count, state["num_splits"], batch, start=start, remainder=remainder):
-        mine = share(step, rank, size)
-        mask = tuple(g >= kind.count for g in mine) if remainder == "pad" else None
-        out.append(Batch(tuple(mine), tuple(offsets[g % kind.count] for g in mine), mask))
+    for step in steps(count, plan.place, batch, start=start, remainder=remainder):
+        mine = share(step, rank, size, kind.unit)
+        mask = tuple(g >= count for g in mine) if remainder == "pad" else None
+        out.append(Batch(tuple(mine), tuple(plan.rows[g % count] for g in mine), mask))
     return out
 
 
@@ -403,11 +518,11 @@ def joined(ranks: Sequence[Sequence[Batch]]) -> list[Batch]:
     out = []
     for parts in zip(*ranks, strict=True):
         samples = tuple(s for part in parts for s in part.samples)
-        offsets = tuple(o for part in parts for o in part.offsets)
+        rows = tuple(row for part in parts for row in part.rows)
         mask = None
         if parts[0].mask is not None:
             mask = tuple(m for part in parts for m in part.mask or ())
-        out.append(Batch(samples, offsets, mask))
+        out.append(Batch(samples, rows, mask))
     return out
 
 
@@ -426,7 +541,7 @@ class Journal:
 
 
 def rows_of(
-    kind: Kind,
+    kind: AnyKind,
     state: dict[str, Any],
     *,
     epoch: int,
@@ -440,10 +555,10 @@ def rows_of(
     splits = state["num_splits"]
     owned = splits // (size * workers)
     first = (rank * workers + worker) * owned
-    offsets = kind.offsets(state, epoch)
+    ids = kind.plan(state, epoch).ids
     return [
-        int(kind.ids[offsets[cycle * splits + lane]])
-        for cycle in range(start // splits, kind.count // splits)
+        ids[cycle * splits + lane]
+        for cycle in range(start // splits, len(ids) // splits)
         for lane in range(first, first + owned)
     ]
 

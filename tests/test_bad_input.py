@@ -337,14 +337,14 @@ def test_skipped_rows_shift_nothing(
             for batch, whole in zip(batches, plan, strict=True):
                 kept = [
                     pair
-                    for pair in zip(whole.samples, whole.offsets, strict=True)
+                    for pair in zip(whole.samples, whole.rows, strict=True)
                     if pair[1] not in bad
                 ]
                 got = zip(batch["sample_index"].tolist(), batch["row_offset"].tolist(), strict=True)
                 assert list(got) == kept
                 assert batch["id"].tolist() == batch["row_offset"].tolist()
                 assert len(batch["data"]) == len(kept)
-            gone = [offset for whole in plan for offset in whole.offsets if offset in bad]
+            gone = [offset for whole in plan for offset in whole.rows if offset in bad]
             assert loader.rows_skipped == len(gone)
             assert sorted(error.offset for error in loader.failures) == sorted(gone)
             column = {None} if stage == "transform" else {"data"}
@@ -365,10 +365,10 @@ def test_filled_rows_shift_nothing(broken: Any, stage: str) -> None:
         assert len(batches) == len(plan)
         for batch, whole in zip(batches, plan, strict=True):
             assert batch["sample_index"].tolist() == list(whole.samples)
-            good = [i for i, offset in enumerate(whole.offsets) if offset not in bad]
+            good = [i for i, offset in enumerate(whole.rows) if offset not in bad]
             wanted = [
-                whole.offsets[min(good, key=lambda j, i=i: (abs(i - j), j))]
-                for i in range(len(whole.offsets))
+                whole.rows[min(good, key=lambda j, i=i: (abs(i - j), j))]
+                for i in range(len(whole.rows))
             ]
             assert batch["row_offset"].tolist() == wanted
             assert batch["id"].tolist() == wanted

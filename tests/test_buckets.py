@@ -28,7 +28,8 @@ ROWS = 3000
 def corpus(tmp_path: Path) -> str:
     lengths = np.random.default_rng(0).integers(1, 100, ROWS)
     rows = pa.array([[i] * n for i, n in enumerate(lengths.tolist())])
-    lance.write_dataset(pa.table({"tokens": rows, "i": range(ROWS)}), str(tmp_path / "t.lance"))
+    columns = {"tokens": rows, "i": range(ROWS), "name": ["a"] * ROWS, "size": lengths + 5}
+    lance.write_dataset(pa.table(columns), str(tmp_path / "t.lance"))
     return str(tmp_path / "t.lance")
 
 
@@ -59,6 +60,14 @@ def test_little_is_padded_and_other_rows_meet_in_each_epoch(corpus: str, memory:
         assert not one & other
         means = [np.mean([len(row) for row in batch["tokens"]]) for batch in epochs[0]]
         assert abs(np.corrcoef(range(len(means)), means)[0, 1]) < 0.5, "short and long in turn"
+
+
+def test_a_column_of_lengths_does_as_well(corpus: str):
+    by_list, by_number = (
+        [batch["i"].tolist() for batch in loader(corpus, bucket_by=name)]
+        for name in ("tokens", "size")
+    )
+    assert by_list == by_number
 
 
 def test_all_ranks_take_the_same_steps_of_the_same_length(corpus: str):
@@ -132,8 +141,8 @@ def test_arguments_that_cannot_be_used(corpus: str, tmp_path: Path):
         StreamingDataset(Packed(corpus, block_size=8), bucket_by="tokens")
     with pytest.raises(ArgumentError, match="forms batches: give batch_size"):
         next(iter(StreamingDataset(corpus, bucket_by="tokens")))
-    with pytest.raises(ColumnError, match=r"'i' .*is of type int64"):
-        len(loader(corpus, bucket_by="i"))
+    with pytest.raises(ColumnError, match=r"'name' .*is of type string, which has no lengths"):
+        len(loader(corpus, bucket_by="name"))
     source = StreamingDataset(corpus, bucket_by="tokens")
     mixed = StreamingDataLoader(Mixture({"a": source}, weights={"a": 1}), batch_size=8)
     with pytest.raises(ArgumentError, match="source of a mixture"):

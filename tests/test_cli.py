@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -15,7 +16,14 @@ import pyarrow as pa
 import pytest
 
 import tables
-from destrier import Mixture, Permutation, StreamingDataLoader, StreamingDataset, __version__
+from destrier import (
+    Mixture,
+    Packed,
+    Permutation,
+    StreamingDataLoader,
+    StreamingDataset,
+    __version__,
+)
 from destrier.cli import main
 from destrier.report import design_effect
 
@@ -201,6 +209,28 @@ def test_plan_in_words(capsys, table_path):
     code, out, err = run(capsys, "plan", table_path, *PLAN, "--world-size", 3)
     assert (code, err) == (0, "")
     for words in ("steps of 24 rows", "rank 2: ", "deff", "requests a row", "where label < 7"):
+        assert words in out
+
+
+@pytest.mark.parametrize(
+    "options", [(), ("--how", "best_fit", "--pad-id", 0)], ids=["concatenate", "best fit"]
+)
+def test_plan_of_packed_blocks(capsys, table_path, options):
+    sizes = ("--block-size", 3, *options, "--global-batch", 24, "--seed", 5, "--step", 3)
+    report = answer(capsys, "plan", table_path, *sizes, "--filter", "label < 7")
+    how = {"how": "best_fit", "pad_id": 0} if options else {}
+    packed = Packed(table_path, block_size=3, **how)
+    assert report["packing"] == dataclasses.asdict(packed.report(filter="label < 7"))
+    dataset = StreamingDataset(packed, filter="label < 7", shuffle_seed=5)
+    with StreamingDataLoader(dataset, batch_size=24, with_index=True) as loader:
+        loader.skip(3)
+        assert next(iter(loader))["row_offset"].tolist() == report["shares"][0]["rows"]
+        assert len(loader) == report["steps"]
+    assert (report["columns"], report["read_columns"]) == (["input_ids"], ["tokens"])
+    assert 0 < report["requests_a_step"] <= 24 * 3
+    code, out, err = run(capsys, "plan", table_path, *sizes)
+    assert (code, err) == (0, "")
+    for words in ("documents:", "of 3 tokens", "pads", "deff"):
         assert words in out
 
 

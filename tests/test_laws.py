@@ -18,6 +18,7 @@ import threading
 import time
 from contextlib import nullcontext
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import lance
@@ -29,6 +30,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import battery
+import mixed
 import tables
 from battery import FACES, KINDS, WORLD_SIZES, expected, joined, opened, read
 from destrier import (
@@ -49,7 +51,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BATCH = 120  # every one of the world sizes divides it
-REMAINDERS = ("drop", "keep", "pad")
+REMAINDERS = battery.REMAINDERS
 quick = settings(
     max_examples=40,
     deadline=None,
@@ -59,19 +61,25 @@ quick = settings(
 
 
 @pytest.fixture(scope="module")
-def kinds(shared_table: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, battery.Kind]:
+def kinds(shared_table: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Every kind of stream over the shared table."""
-    made = {}
+    made: dict[str, Any] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DESTRIER_CACHE", str(tmp_path_factory.mktemp("cache")))
         for name in KINDS:
             folder = tmp_path_factory.mktemp("kind")
             made[name] = battery.make_kind(name, str(shared_table.path), shared_table.ids, folder)
+        made.update(mixed.make_kinds(made["filtered"], tmp_path_factory.mktemp("mixed")))
     return made
 
 
+@pytest.fixture(params=[*KINDS, *mixed.KINDS])
+def kind(request: pytest.FixtureRequest, kinds: dict[str, Any]) -> battery.AnyKind:
+    return kinds[request.param]
+
+
 @pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest, kinds: dict[str, battery.Kind]) -> battery.Kind:
+def kind_of_table(request: pytest.FixtureRequest, kinds: dict[str, Any]) -> battery.Kind:
     return kinds[request.param]
 
 
@@ -106,7 +114,7 @@ def test_plan_is_its_definition(
     count: int, splits: int, batch: int, size: int, workers: int, begun: int, remainder: Any
 ) -> None:
     splits, start = min(splits, count), min(begun, count)
-    slow = battery.steps(count, splits, batch, start=start, remainder=remainder)
+    slow = battery.steps(count, lambda g: g % splits, batch, start=start, remainder=remainder)
     for rank in range(size):
         seen: dict[int, list[int]] = {}
         for worker in range(workers):
@@ -163,7 +171,7 @@ def test_cycles_are_their_definition(
 
 
 @pytest.mark.usefixtures("held")
-def test_three_epochs_give_every_row_once(kind: battery.Kind, face: str) -> None:
+def test_three_epochs_give_every_row_once(kind: battery.AnyKind, face: str) -> None:
     with opened(face, kind, batch=BATCH, remainder="keep") as stream:
         state = stream.state_dict()
         length = len(stream)
@@ -171,13 +179,12 @@ def test_three_epochs_give_every_row_once(kind: battery.Kind, face: str) -> None
             batches = read(kind, stream)
             assert len(stream) == len(batches) == length
             assert batches == expected(kind, state, epoch=epoch, batch=BATCH, remainder="keep")
-            given = [offset for batch in batches for offset in batch.offsets]
-            assert sorted(given) == sorted(kind.chosen(state, epoch))
+            kind.check_coverage([row for batch in batches for row in batch.rows], state, epoch)
 
 
 @pytest.mark.parametrize("remainder", REMAINDERS)
 def test_the_remainder_is_dropped_kept_or_padded(
-    kind: battery.Kind, face: str, remainder: Any
+    kind: battery.AnyKind, face: str, remainder: Any
 ) -> None:
     size, batch = 3, 48
     ranks, lengths = [], set()
@@ -188,12 +195,13 @@ def test_the_remainder_is_dropped_kept_or_padded(
             ranks.append(read(kind, stream))
             lengths.add(len(stream))
     assert joined(ranks) == expected(kind, state, epoch=0, batch=batch, remainder=remainder)
-    whole, rest = divmod(kind.count, batch)
+    count = kind.samples(state)
+    whole, rest = divmod(count, batch)
     assert lengths == {whole if remainder == "drop" else whole + bool(rest)} == {len(ranks[0])}
     if remainder == "keep":
         shares = {len(mine[-1].samples) for mine in ranks}
-        assert max(shares) - min(shares) <= 1
-        assert sum(len(b.samples) for mine in ranks for b in mine) == kind.count
+        assert max(shares) - min(shares) <= kind.unit
+        assert sum(len(b.samples) for mine in ranks for b in mine) == count
     if remainder == "pad":
         assert all(len(b.samples) == batch // size for mine in ranks for b in mine)
         repeats = [m for mine in ranks for b in mine for m in b.mask or ()]
@@ -252,11 +260,11 @@ def test_rows_deleted_later_are_not_in_the_selection(own_table: Any, face: str) 
     ids = own_table.ids[own_table.ids % 2 == 1]
     kind = battery.Kind(str(own_table.path), ids, {}, np.arange(len(ids)))
     with opened(face, kind, batch=BATCH, remainder="keep") as stream:
-        given = [offset for batch in read(kind, stream) for offset in batch.offsets]
+        given = [offset for batch in read(kind, stream) for offset in batch.rows]
     assert sorted(given) == list(range(len(ids)))
 
 
-def test_length_stays_the_same_through_a_resume(kind: battery.Kind, face: str) -> None:
+def test_length_stays_the_same_through_a_resume(kind: battery.AnyKind, face: str) -> None:
     with opened(face, kind, batch=BATCH) as stream:
         before = len(stream)
         read(kind, stream, 3)
@@ -275,10 +283,12 @@ def test_length_stays_the_same_through_a_resume(kind: battery.Kind, face: str) -
 
 @pytest.mark.parametrize("batch", [BATCH, 96])
 def test_global_batches_are_the_same_for_every_world_size(
-    kind: battery.Kind, face: str, batch: int
+    kind: battery.AnyKind, face: str, batch: int
 ) -> None:
-    sizes = WORLD_SIZES if face == "loader" else (1, 2, 5, 12)
-    for size in sizes if batch == BATCH else (3, 12):
+    # Each rank of a mixture opens several tables, so there are fewer of them.
+    every = face == "loader" and isinstance(kind, battery.Kind)
+    sizes = WORLD_SIZES if every else (1, 2, 5, 12)
+    for size in battery.sharing(kind, batch, sizes if batch == BATCH else (3, 12)):
         ranks = []
         for rank in range(size):
             with opened(face, kind, batch=batch, rank=rank, world_size=size) as stream:
@@ -301,7 +311,14 @@ def test_batch_size_is_of_one_rank(kinds: dict[str, battery.Kind]) -> None:
         assert mine == expected(kind, state, epoch=0, batch=120, rank=rank, size=3)
 
 
-def test_uneven_shares_differ_by_one_and_steps_stay_equal(kind: battery.Kind, face: str) -> None:
+def test_uneven_shares_differ_by_one_and_steps_stay_equal(kind: battery.AnyKind, face: str) -> None:
+    if not battery.sharing(kind, BATCH, [7]):
+        with (
+            opened(face, kind, batch=BATCH, uneven=True, rank=3, world_size=7) as stream,
+            pytest.raises(ArgumentError, match=f"units of {kind.unit}, which world_size 7"),
+        ):
+            next(iter(stream))
+        return
     ranks = []
     for rank in range(7):
         with opened(face, kind, batch=BATCH, uneven=True, rank=rank, world_size=7) as stream:
@@ -394,7 +411,7 @@ def test_any_settings_give_the_definition(
 
 
 @pytest.mark.usefixtures("held")
-def test_resume_at_every_step_on_another_world_size(kind: battery.Kind, face: str) -> None:
+def test_resume_at_every_step_on_another_world_size(kind: battery.AnyKind, face: str) -> None:
     with opened(face, kind, batch=BATCH) as stream:
         state = fresh = stream.state_dict()
         states = [state]
@@ -405,19 +422,19 @@ def test_resume_at_every_step_on_another_world_size(kind: battery.Kind, face: st
     assert whole == expected(kind, fresh, epoch=0, batch=BATCH)
     for step, state in enumerate(states):
         assert state == {**state, "counter": step * BATCH, "epoch": 0}
-        size = (3, 8, 5, 2)[step % 4]
-        ranks = []
-        for rank in {0, size // 2, size - 1}:
+        sizes = battery.sharing(kind, BATCH, (3, 8, 5, 2))
+        size = sizes[step % len(sizes)]
+        for rank in {0, size // 2, size - 1} if isinstance(kind, battery.Kind) else {step % size}:
             with opened(face, kind, batch=BATCH, rank=rank, world_size=size) as stream:
                 stream.load_state_dict(state)
                 tail = read(kind, stream)
-            assert [b.samples for b in tail] == [
-                tuple(battery.share(b.samples, rank, size)) for b in whole[step:]
+            share = partial(battery.share, rank=rank, size=size, unit=kind.unit)
+            assert tail == [
+                battery.Batch(tuple(share(b.samples)), tuple(share(b.rows))) for b in whole[step:]
             ]
-            ranks.append(tail)
 
 
-def test_every_rank_has_the_same_state_which_serves_all(kind: battery.Kind, face: str) -> None:
+def test_every_rank_has_the_same_state_which_serves_all(kind: battery.AnyKind, face: str) -> None:
     states = []
     for rank in range(4):
         with opened(face, kind, batch=BATCH, rank=rank, world_size=4) as stream:
@@ -431,12 +448,13 @@ def test_every_rank_has_the_same_state_which_serves_all(kind: battery.Kind, face
         assert read(kind, stream) == whole[2:]
 
 
-def test_five_hops_equal_none(kind: battery.Kind, face: str) -> None:
+def test_five_hops_equal_none(kind: battery.AnyKind, face: str) -> None:
     with opened(face, kind, batch=60) as stream:
         state = stream.state_dict()
         whole = expected(kind, state, epoch=0, batch=60)
     given = []
-    for hop, size in enumerate((1, 2, 5, 3, 12, 4)):
+    for hop, wanted in enumerate((1, 2, 5, 3, 12, 4)):
+        size = wanted if battery.sharing(kind, 60, [wanted]) else 6
         ranks = []
         for rank in range(size):
             with opened(face, kind, batch=60, rank=rank, world_size=size) as stream:
@@ -448,7 +466,7 @@ def test_five_hops_equal_none(kind: battery.Kind, face: str) -> None:
     assert given == whole
 
 
-def test_the_faces_share_their_states(kind: battery.Kind) -> None:
+def test_the_faces_share_their_states(kind: battery.AnyKind) -> None:
     with opened("loader", kind, batch=BATCH) as loader:
         read(kind, loader, 2)
         state = loader.state_dict()
@@ -458,11 +476,19 @@ def test_the_faces_share_their_states(kind: battery.Kind) -> None:
     assert tail == expected(kind, state, epoch=0, batch=BATCH)[2:]
 
 
-def test_a_changed_batch_size_repeats_and_loses_nothing(kind: battery.Kind, face: str) -> None:
+def test_a_changed_batch_size_repeats_and_loses_nothing(kind: battery.AnyKind, face: str) -> None:
     given = []
     state: dict[str, Any] = {}
     counter = 0
-    for batch, most in ((48, 3), (100, 1), (1, 7), (30, None)):
+    if not kind.any_batch:
+        with opened(face, kind, batch=48) as stream:
+            state = stream.state_dict()
+        with opened(face, kind, batch=100) as stream:
+            stream.load_state_dict(state)
+            with pytest.raises(ArgumentError, match=r"of 48 samples.* global batch of 100"):
+                next(iter(stream))
+        return
+    for batch, most in ((48, 3), (100, 1), (kind.unit, 7), (30, None)):
         how = {"batch": batch, "remainder": "keep"}
         with opened(face, kind, **how) as stream:
             stream.load_state_dict(state)
@@ -472,7 +498,7 @@ def test_a_changed_batch_size_repeats_and_loses_nothing(kind: battery.Kind, face
         assert part == whole[:most]
         counter += sum(len(b.samples) for b in part)
         given += part
-    assert sorted(g for b in given for g in b.samples) == list(range(kind.count))
+    assert sorted(g for b in given for g in b.samples) == list(range(kind.samples(state)))
 
 
 def test_resume_reads_no_more_late_than_early(tmp_path: Path) -> None:
@@ -494,7 +520,7 @@ def test_resume_reads_no_more_late_than_early(tmp_path: Path) -> None:
 # ---- epochs -----------------------------------------------------------------------------------
 
 
-def test_epochs_follow_each_other_and_differ(kind: battery.Kind, face: str) -> None:
+def test_epochs_follow_each_other_and_differ(kind: battery.AnyKind, face: str) -> None:
     with opened(face, kind, batch=BATCH, epoch=4) as stream:
         state = stream.state_dict()
         assert (state["epoch"], state["counter"]) == (4, 0)
@@ -502,11 +528,11 @@ def test_epochs_follow_each_other_and_differ(kind: battery.Kind, face: str) -> N
         assert stream.state_dict() == {**state, "epoch": 6}
     assert first == expected(kind, state, epoch=4, batch=BATCH)
     assert second == expected(kind, state, epoch=5, batch=BATCH)
-    assert (first == second) == (kind.fixed or not state["shuffle"])
+    assert (first == second) == kind.repeats(state)
 
 
 def test_a_state_of_the_last_batch_gives_nothing_then_the_next_epoch(
-    kind: battery.Kind, face: str
+    kind: battery.AnyKind, face: str
 ) -> None:
     with opened(face, kind, batch=BATCH) as stream:
         length = len(stream)
@@ -530,7 +556,9 @@ def test_a_state_of_the_last_batch_gives_nothing_then_the_next_epoch(
         assert read(kind, stream) == expected(kind, state, epoch=1, batch=BATCH)
 
 
-def test_an_epoch_left_early_keeps_its_place_until_the_next(face: str, kind: battery.Kind) -> None:
+def test_an_epoch_left_early_keeps_its_place_until_the_next(
+    face: str, kind: battery.AnyKind
+) -> None:
     with opened(face, kind, batch=BATCH) as stream:
         fresh = stream.state_dict()
         read(kind, stream, 2)
@@ -874,7 +902,10 @@ def test_automatic_choices_do_not_depend_on_the_topology(table_path: str) -> Non
     assert wanted[0]["num_splits"] == 360, "the batch times the least number that gives 256"
 
 
-def test_an_order_written_down_streams_the_same(kind: battery.Kind, tmp_path: Path) -> None:
+def test_an_order_written_down_streams_the_same(
+    kind_of_table: battery.Kind, tmp_path: Path
+) -> None:
+    kind = kind_of_table
     dataset = StreamingDataset(kind.source, global_batch_size=BATCH, **kind.options)
     if isinstance(kind, battery.PackedKind | battery.BucketKind):
         with pytest.raises(ArgumentError, match="cannot be written down"):

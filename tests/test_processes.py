@@ -347,7 +347,7 @@ def test_a_dataset_pickles_small_to_any_process(kind: Kind, tmp_path: Path) -> N
         [sys.executable, "-c", code, str(target)], capture_output=True, text=True, check=True
     )
     first = expected(kind, dataset.state_dict(), epoch=3, batch=BATCH)[0]
-    assert said.stdout.strip() == str(list(first.offsets))
+    assert said.stdout.strip() == str(list(first.rows))
 
 
 # ---- our own workers --------------------------------------------------------------------------
@@ -490,6 +490,6 @@ def test_numpy_crosses_too(kind: Kind) -> None:
     ) as loader:
         state = loader.state_dict()
         for batch, plan in zip(loader, expected(kind, state, epoch=0, batch=BATCH), strict=True):
-            ids = kind.ids[list(plan.offsets)]
+            ids = kind.ids[list(plan.rows)]
             assert batch["id"].tolist() == ids.tolist()
             assert batch["vector"].dtype == np.float64

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 
 import battery
 import destrier.dataset
+import mixed
 from destrier import (
     ArgumentError,
     ColumnError,
@@ -318,15 +319,26 @@ def kind(shared_table: Any, tmp_path: Path) -> battery.Kind:
     return battery.make_kind("clumps", str(shared_table.path), shared_table.ids, tmp_path)
 
 
-@pytest.mark.parametrize("name", battery.KINDS)
+OF_ROWS = [name for name in battery.KINDS if name not in battery.KINDS_OF_BATCHES]
+
+
+@pytest.mark.parametrize("name", [*OF_ROWS, *mixed.KINDS])
 def test_rows_are_the_definition(shared_table: Any, tmp_path: Path, name: str) -> None:
-    kind = battery.make_kind(name, str(shared_table.path), shared_table.ids, tmp_path)
+    path, ids_of = str(shared_table.path), shared_table.ids
+    if name in mixed.KINDS:
+        filtered = battery.make_kind("filtered", path, ids_of, tmp_path)
+        kind: Any = mixed.make_kinds(filtered, tmp_path)[name]
+    else:
+        kind = battery.make_kind(name, path, ids_of, tmp_path)
     for rank, size in ((0, 1), (1, 2), (7, 8)):
-        if size > kind.options.get("num_splits", 1) and name not in ("plain", "filtered"):
+        few = name in battery.KINDS and size > kind.options.get("num_splits", 1)
+        if few and name not in ("plain", "filtered"):
             continue
-        dataset = StreamingDataset(
-            kind.path, columns=["id"], rank=rank, world_size=size, **kind.options
-        )
+        dataset = kind.make(columns=["id"], rank=rank, world_size=size)
+        if not kind.any_batch:
+            with pytest.raises(ArgumentError, match="needs a batch size"):
+                dataset.state_dict()
+            continue
         state = dataset.state_dict()
         for epoch in range(2):
             wanted = battery.rows_of(kind, state, epoch=epoch, rank=rank, size=size)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import pickle
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -145,7 +146,7 @@ class Case:
         """Return every step of an epoch: sample and row offsets, in canonical order."""
         briefs = json.loads(state["sources"])
         rows = [part.rows(briefs[name], epoch, self.count) for name, part in self.parts.items()]
-        steps = battery.steps(self.count, state["num_splits"], batch, **stepping)
+        steps = battery.steps(self.count, lambda g: g % state["num_splits"], batch, **stepping)
         return [[(g, *(each[g % self.count] for each in rows)) for g in step] for step in steps]
 
 
@@ -438,6 +439,16 @@ def test_batches_of_the_dataset_itself(cycled: Case, workers: int) -> None:
     batches = DataLoader(zipped, batch_size=None, num_workers=workers, **context)  # type: ignore[arg-type]
     assert read(cycled, batches) == plan
     zipped.close()
+
+
+def test_a_resumed_zip_is_pickled_with_its_place(cycled: Case) -> None:
+    zipped = cycled.make(global_batch_size=BATCH, with_index=True)
+    state = zipped.state_dict()
+    other = cycled.make(global_batch_size=BATCH, with_index=True, seed=None, num_splits=None)
+    other.load_state_dict({**state, "counter": 5 * BATCH})
+    copy = pickle.loads(pickle.dumps(other))
+    assert read(cycled, copy) == cycled.plan(state, 0)[5:]
+    copy.close()
 
 
 @pytest.mark.parametrize("size", [1, 2])

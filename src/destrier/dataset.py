@@ -74,8 +74,9 @@ class StreamingDataset(Streaming):
         shuffle_seed: From 0 to 2**32 - 1. None is 0, or a loaded state's.
         shuffle_clump_size: Rows that are permuted as one and read as one. None chooses by size.
         shuffle_window: Clumps inside which rows are permuted. None chooses.
-        bucket_by: Batch mode and loaders: a column of lists; every batch has rows whose lists are
-            about equally long, so that little is padded. Other rows are together in each epoch.
+        bucket_by: Batch mode and loaders: a column of lists, or of integers that are lengths; every
+            batch has rows that are about equally long, so that little is padded. Other rows are
+            together in each epoch.
         bucket_window: Batches whose rows are sorted by length together. None is 64.
         epoch: The first epoch.
         rank: This process's rank; None finds it (torch.distributed, then RANK).

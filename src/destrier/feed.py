@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,6 +14,7 @@ from destrier.batch import INDEX_COLUMNS, RawBatch
 from destrier.caching.location import CacheFolder
 from destrier.columns import dense_type, from_arrow, memory_bytes
 from destrier.counters import Counts
+from destrier.decode import Decode, decoded_names
 from destrier.errors import DestrierWarning, ReadError, RowError
 from destrier.plan import Shares
 from destrier.pool import ArrowPool, ColumnPool, HeldArrow, HeldColumns, Pool
@@ -70,6 +71,7 @@ class FeedOptions:
         own_rows: Rows that this process delivers in an epoch.
         prefetch_bytes: What open rows and finished batches may take.
         columnar: Whether rows are held as numpy columns, else as Arrow.
+        decode: Which columns will be decoded.
         tolerant: Whether a row that cannot be read is reported (else it is raised).
         worker: This worker of the rank.
         counts: Where bytes and seconds are added up.
@@ -82,6 +84,7 @@ class FeedOptions:
     own_rows: int
     prefetch_bytes: int
     columnar: bool
+    decode: Decode | None = None
     tolerant: bool = False
     worker: Worker = ONLY_WORKER
     counts: Counts | None = None
@@ -219,6 +222,7 @@ class TableFeed:
         self.schema = reader.schema
         self.order = order
         self.columnar = columnar = options.columnar
+        self.views = decoded_names(self.schema, options.decode) if columnar else frozenset()
         self.remote = remote
         self._direct_shares = _REMOTE_DIRECT_SHARES if remote else direct_shares
         prefetch_bytes = options.prefetch_bytes
@@ -253,7 +257,7 @@ class TableFeed:
 
     def memory(self) -> TableMemory:
         """An empty memory."""
-        return TableMemory(self.schema, columnar=self.columnar)
+        return TableMemory(self.schema, columnar=self.columnar, views=self.views)
 
     def blocks(self, epoch: int, shares: Shares, complete: Sequence[bool]) -> Schedule:
         """The blocks of an epoch's shares."""
@@ -287,12 +291,14 @@ class TableMemory:
     Args:
         schema: Of the columns that are read.
         columnar: Whether rows are held as numpy columns, else as Arrow.
+        views: Columns whose bytes may be views of Arrow's memory.
     """
 
-    def __init__(self, schema: pa.Schema, *, columnar: bool) -> None:
+    def __init__(self, schema: pa.Schema, *, columnar: bool, views: Collection[str] = ()) -> None:
         self._schema = schema
         self._columnar = columnar
-        self._pool: Pool = ColumnPool(schema) if columnar else ArrowPool(schema)
+        self._views = views
+        self._pool: Pool = ColumnPool(schema, views) if columnar else ArrowPool(schema)
         self._pool_offsets = np.empty(0, np.int64)
         self._pool_errors: dict[int, RowError] = {}
         self._source: Pool | HeldColumns | HeldArrow = self._pool
@@ -309,7 +315,7 @@ class TableMemory:
         """Take in what a block reads."""
         self._complete = self._complete or block.complete
         if block.targets is None:
-            self._source = HeldColumns(rows) if self._columnar else HeldArrow(rows)
+            self._source = HeldColumns(rows, self._views) if self._columnar else HeldArrow(rows)
             self._offsets, self._errors = block.offsets, rows.errors
             return
         errors = self._pool_errors
@@ -346,7 +352,9 @@ class TableMemory:
 
     def after_epoch(self) -> TableMemory:
         """Itself if it has all rows, else an empty one."""
-        return self if self._complete else TableMemory(self._schema, columnar=self._columnar)
+        if self._complete:
+            return self
+        return TableMemory(self._schema, columnar=self._columnar, views=self._views)
 
 
 def measured_row_bytes(reader: RowReader, rows: RowList, *, columnar: bool) -> float:

@@ -270,6 +270,7 @@ class StreamingDataLoader:
                 own_rows=shares(0, 0).rows_left,
                 prefetch_bytes=self._prefetch_bytes,
                 columnar=columnar,
+                decode=self._decode,
                 tolerant=self._on_error != "raise",
                 counts=self._counts,
                 cache=self.dataset._cache,

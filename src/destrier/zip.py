@@ -238,6 +238,14 @@ class Zip(Streaming):
 
         return stream, take_up
 
+    # ---- pickling -------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        if self._adopted is not None:  # its sources are resolved again
+            state["_adopted"] = replace(self._adopted, sources={})
+        return state
+
 
 def _start(state: Mapping[str, Any]) -> str:
     return f"start the next epoch instead of loading: epoch={int(state['epoch']) + 1}"

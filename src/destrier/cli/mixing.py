@@ -112,7 +112,8 @@ def _print(report: MixtureReport) -> None:
     print_facts(
         {
             "mixture": f"{len(report.sources)} table{'s' * (len(report.sources) > 1)}, "
-            f"{report.batching} batches, {report.num_splits} splits in row mode, seed {report.seed}",
+            f"{report.batching} batches, {report.num_splits} splits in row mode, "
+            f"seed {report.seed}",
             "proportions": f"exact in every window of {report.slots:,} slots{unit}",
             "epoch": f"{epoch}: {_STOPS[report.stop]}",
             "a step": f"least and most rows in the first {report.looked_at_steps:,} steps",

@@ -6,7 +6,7 @@ that a batch is gathered from it as from one table.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -133,7 +133,12 @@ class MixtureFeed:
 
     def memory(self) -> MixtureMemory:
         """An empty memory."""
-        return MixtureMemory(self.schemas, columnar=self.feeds[0].columnar, column=self._column)
+        return MixtureMemory(
+            self.schemas,
+            columnar=self.feeds[0].columnar,
+            views={name for feed in self.feeds for name in feed.views},
+            column=self._column,
+        )
 
     def blocks(self, epoch: int, shares: RoutedShares, complete: Sequence[bool]) -> MixtureBlocks:
         """The blocks of an epoch's shares."""
@@ -151,17 +156,24 @@ class MixtureMemory:
     Args:
         schemas: Of the columns that are read of each table; the same object where they share one.
         columnar: Whether rows are held as numpy columns, else as Arrow.
+        views: Columns whose bytes may be views of Arrow's memory.
         column: Names each row's source; None where nobody asks.
     """
 
     def __init__(
-        self, schemas: Sequence[pa.Schema], *, columnar: bool, column: _SourceColumn | None = None
+        self,
+        schemas: Sequence[pa.Schema],
+        *,
+        columnar: bool,
+        views: Collection[str] = (),
+        column: _SourceColumn | None = None,
     ) -> None:
         self._column = column
         pools: dict[int, _Places] = {}
         for schema in schemas:
             if id(schema) not in pools:
-                pools[id(schema)] = _Places(ColumnPool(schema) if columnar else ArrowPool(schema))
+                pool = ColumnPool(schema, views) if columnar else ArrowPool(schema)
+                pools[id(schema)] = _Places(pool)
         self._tables = [_Region(pools[id(schema)]) for schema in schemas]
 
     @property

@@ -27,7 +27,7 @@ __all__ = ["Lengths", "find_lengths", "list_kind"]
 _PIECE = 1 << 18  # documents worked on at once
 _SCAN_ROWS = 1 << 16
 _SCAN_AHEAD = 4  # batches; Lance would read gigabytes ahead
-_SCAN_BYTES = 32 << 20
+_SCAN_BYTES = 8 << 20
 _LIST_BYTES = 8 << 20  # of a batch of lists, about
 
 
@@ -98,20 +98,26 @@ class Lengths:
 
 
 def find_lengths(table: Table, rows: RowList, column: str, *, extra: int = 0) -> Lengths:
-    """Return the lengths of the lists of a column in some rows.
+    """Return the lengths of some rows.
 
     Args:
         table: The pinned table.
         rows: The documents: rows of the table.
-        column: A column of lists of integers.
+        column: A column of lists, or of integers that are the lengths.
         extra: Tokens that are added to each document that has any.
 
     Raises:
-        ColumnError: If the column holds no lists.
+        ColumnError: If the column holds neither.
         ReadError: If a list is missing, or is of no possible length; names the row.
         EmptyError: If no document has a token.
     """
-    kind = list_kind(table, column)
+    table.check_columns([column])
+    kind = table.schema.field(column).type
+    if not _is_list(kind) and not pa.types.is_integer(kind):
+        raise ColumnError(
+            f"column {column!r} of {table.name} is of type {kind}, which has no lengths: it must "
+            "hold lists, or integers that are lengths"
+        )
     if pa.types.is_fixed_size_list(kind):
         lengths = _equal(len(rows), kind.list_size, extra)
     else:
@@ -126,8 +132,8 @@ def find_lengths(table: Table, rows: RowList, column: str, *, extra: int = 0) ->
         if chosen.missing is not None:
             offset = int(rows.offsets(np.array([chosen.missing]))[0])
             raise ReadError(
-                f"column {column!r} of row {offset} of {table.name} is null, so it is no "
-                f"document; leave such rows out: filter='{column} IS NOT NULL'",
+                f"column {column!r} of row {offset} of {table.name} is null, so it has no "
+                f"length; leave such rows out: filter='{column} IS NOT NULL'",
                 offset=offset,
                 column=column,
             )
@@ -147,12 +153,16 @@ def list_kind(table: Table, column: str) -> pa.DataType:
     """
     table.check_columns([column])
     kind = table.schema.field(column).type
-    lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    if not any(test(kind) for test in lists) or not pa.types.is_integer(kind.value_type):
+    if not _is_list(kind) or not pa.types.is_integer(kind.value_type):
         raise ColumnError(
             f"column {column!r} of {table.name} is of type {kind}; tokens are lists of integers"
         )
     return kind
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(test(kind) for test in lists)
 
 
 def _equal(count: int, length: int, extra: int) -> Lengths:
@@ -166,11 +176,10 @@ def _equal(count: int, length: int, extra: int) -> Lengths:
 
 def _scanned(table: Table, column: str) -> Iterator[NDArray[np.uint32]]:
     """The lengths in all rows of the table."""
-    name = count_name(column)
-    counted = name in table.schema.names and pa.types.is_integer(table.schema.field(name).type)
-    rows = _SCAN_ROWS
-    if not counted:
-        name = column
+    names = (name for name in (column, count_name(column)) if name in table.schema.names)
+    numbers = [name for name in names if pa.types.is_integer(table.schema.field(name).type)]
+    name, rows = (numbers or [column])[0], _SCAN_ROWS
+    if not numbers:
         rows = max(1, min(rows, int(_LIST_BYTES / table.row_bytes)))
 
     def start() -> Iterator[pa.RecordBatch]:
@@ -178,6 +187,7 @@ def _scanned(table: Table, column: str) -> Iterator[NDArray[np.uint32]]:
             columns=[name],
             batch_size=rows,
             batch_readahead=_SCAN_AHEAD,
+            fragment_readahead=1,
             io_buffer_size=_SCAN_BYTES,
             scan_in_order=True,
         )
@@ -190,20 +200,23 @@ def _scanned(table: Table, column: str) -> Iterator[NDArray[np.uint32]]:
     first = 0
     while (batch := call(lambda: next(batches, None))) is not None:
         array = batch.column(0)
-        if not counted:
+        if not numbers:
             array = pc.list_value_length(array)
         yield _checked(array.cast(pa.int64(), safe=False), table, name, first)
         first += batch.num_rows
+    if first != table.num_rows:
+        raise ReadError(f"a scan of {table.name} gave {first} rows of {table.num_rows}")
 
 
 def _checked(counts: pa.Array, table: Table, name: str, first: int) -> NDArray[np.uint32]:
     values = counts.fill_null(MISSING).to_numpy()
     known = values if not counts.null_count else counts.drop_null().to_numpy()
     if len(known) and (known.min() < 0 or known.max() >= MISSING):
-        place = int(np.flatnonzero((values < 0) | (values > MISSING))[0])
+        valid = counts.is_valid().to_numpy(zero_copy_only=False)
+        place = int(np.flatnonzero(valid & ((values < 0) | (values >= MISSING)))[0])
         raise ReadError(
             f"column {name!r} of row {first + place} of {table.name} is {int(values[place])}, "
-            f"which is no number of tokens: it must be from 0 to {MISSING - 1}",
+            f"which is no length: it must be from 0 to {MISSING - 1}",
             offset=first + place,
             column=name,
         )

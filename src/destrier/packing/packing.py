@@ -135,6 +135,7 @@ class Packing:
             EmptyError: If there are fewer tokens than a block takes.
             ReadError: If a list is missing; names the row.
         """
+        list_kind(table, self.column)
         lengths = find_lengths(table, rows, self.column, extra=self.extra)
         if self.how == "best_fit":
             return BestFit(lengths, self.block_size, self.window)
