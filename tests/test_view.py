@@ -105,6 +105,7 @@ def test_row_lists_are_their_offsets(
         twice = stack([(rows, 2), (second, 1), (rows, 1)])
         expected = [*listed, *listed, *other, *listed]
         assert twice.offsets(np.arange(len(expected))).tolist() == expected
+        assert twice.offsets(np.empty(0, np.int64)).tolist() == []
         for start, stop, step in ((3, 90, 1), (None, None, -1), (-40, None, 3), (5, 2, 1)):
             places = range(len(expected))[start:stop:step]
             cut = sliced(twice, places, TOTAL)

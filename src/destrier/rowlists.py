@@ -69,6 +69,8 @@ class StackedRows:
     def offsets(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Look the positions up in the lists that they fall in."""
         out = np.empty(len(positions), np.int64)
+        if not len(positions):
+            return out
         part = np.searchsorted(self.starts, positions, side="right") - 1
         grouped = np.argsort(part, kind="stable")
         touched, first = np.unique(part[grouped], return_index=True)
