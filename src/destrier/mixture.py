@@ -409,8 +409,10 @@ class Mixture(Streaming):
                 "the mixture is being iterated: exhaust or close() the iterator first, or iterate "
                 "it with a StreamingDataLoader"
             )
+        reading = live is not None
+        del live  # an error that somebody keeps must not keep the iterator
         position = self._position
-        if live is None and position.begun:
+        if not reading and position.begun:
             position = replace(position.begin(), begun=False)
         counter = position.counter if at is None else integer("at", at)
         if counter < position.counter:
@@ -428,7 +430,8 @@ class Mixture(Streaming):
         self._agreed = self._adopted if self._agreed is stream else None
         self._stream, self._position = self._adopted, position
         self._place()
-        if live is not None:
+        live = None if self._live is None else self._live()
+        if isinstance(live, LoaderIterator):
             live.restart()
 
     # ---- pickling -------------------------------------------------------------------------------
