@@ -8,12 +8,13 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 import battery
 import mixed
 from battery import Kind
-from destrier import ArgumentError, DestrierError, EmptyError, StreamingDataLoader
+from destrier import ArgumentError, DestrierError, EmptyError, Mixture, StreamingDataLoader
 from mixed import Mixed
 from slow_mixture import slow_shares
 
@@ -309,3 +310,33 @@ def test_any_mixture_used_in_any_way(
     except (AssertionError, DestrierError):
         print(*machine.log, sep="\n")
         raise
+
+
+@pytest.mark.parametrize("options", [{}, {"batch_size": 4}], ids=["rows", "batches"])
+@pytest.mark.parametrize("left", [False, True], ids=["whole", "left"])
+def test_a_dataset_that_was_read_is_reweighted(
+    tables_of: list[Kind], options: dict[str, Any], left: bool
+) -> None:
+    sources = {"a": tables_of[7].path, "b": tables_of[8].path}
+
+    def make() -> Mixture:
+        settings = {"window": 4, "length": 40, "columns": ["id"], **options}
+        return Mixture(sources, weights={"a": 1, "b": 1}, **settings)
+
+    def ids(mixture: Mixture) -> list[int]:
+        return [int(i) for item in mixture for i in np.ravel(item["id"])]
+
+    mixture, other = make(), make()
+    if left:
+        iterator = iter(mixture)
+        next(iterator)
+        del iterator
+    else:
+        ids(mixture)
+    mixture.reweight({"a": 3, "b": 1})
+    other.load_state_dict(mixture.state_dict())
+    read = ids(mixture)
+    assert sum(7000 <= i < 8000 for i in read) == 30
+    assert read == ids(other)
+    mixture.close()
+    other.close()

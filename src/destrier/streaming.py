@@ -260,9 +260,12 @@ class Streaming(Counted, IterableDataset[Any], ABC):
 
     def _start(self, position: Position) -> tuple[Runner, Shares]:
         """The running pipeline at a position."""
+        stream = self._settle()
+        if self._runner is not None and self._runner.work.stream is not stream:
+            self._runner.stop()  # the stream was changed since, as by `Mixture.reweight`
+            self._runner = None
         if self._runner is None:
             worker = self._worker()
-            stream = self._settle()
             shares = self._shares(worker)
             batch = self._global_batch()
             feed = stream.feed(
