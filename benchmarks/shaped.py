@@ -16,8 +16,8 @@ def mixture_section(result: dict[str, Any], measured: str) -> list[str]:
         "",
         *paragraph(
             "Four tables with weights 4, 3, 2, 1, as one mixture, and side by side as a zip, "
-            "against the same tables read one after another, each for its share. Shuffled batches of 256. "
-            "`benchmarks/mixture.py`, in fresh processes, ratios round by round."
+            "against the same tables read one after another, each for its share. Shuffled batches of "
+            "256. `benchmarks/mixture.py`, in fresh processes, ratios round by round."
         ),
         measured,
         "",
@@ -54,8 +54,8 @@ def views_section(result: dict[str, Any], measured: str) -> list[str]:
         *paragraph(
             "A scattered fifth of the rows, and two and a half times the rows, against the whole "
             "table, at clump 1: with the default budget, where all rows are held once they are "
-            "read, and with 32 MB, where each is read when its batch is. `benchmarks/views.py`, in fresh "
-            "processes, medians with the range."
+            "read, and with 32 MB, where each is read when its batch is. `benchmarks/views.py`, in "
+            "fresh processes, medians with the range."
         ),
         measured,
         "",
