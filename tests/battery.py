@@ -11,6 +11,7 @@ import os
 import signal
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -52,6 +53,14 @@ KINDS = (
 
 
 # ---- kinds of stream --------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=4096)
+def _positions(
+    n: int, epoch: int, seed: int, splits: int, clump: int, window: int, shuffle: bool
+) -> np.ndarray[Any, Any]:
+    order = Order(n, seed, epoch, splits, clump, window, shuffle)
+    return order.rows(np.arange(n))
 
 
 @dataclass(frozen=True)
@@ -158,16 +167,9 @@ class Kind:
     def _offsets(self, state: dict[str, Any], epoch: int) -> list[int]:
         if self.fixed:
             return self.listed.tolist()
-        order = Order(
-            len(self.listed),
-            seed=state["shuffle_seed"],
-            epoch=epoch,
-            num_splits=state["num_splits"],
-            clump_size=state["clump_size"],
-            window=state["window"],
-            shuffle=state["shuffle"],
-        )
-        return self.listed[order.rows(np.arange(len(self.listed)))].tolist()
+        names = ("shuffle_seed", "num_splits", "clump_size", "window", "shuffle")
+        sizes = (state[name] for name in names)
+        return self.listed[_positions(len(self.listed), epoch, *sizes)].tolist()
 
 
 def make_kind(  # noqa: C901, PLR0911 - one branch a kind

@@ -27,6 +27,7 @@ from destrier.schedule import BLOCK_ROWS, DIRECT_SHARES, Block, block_rows
 
 __all__ = ["MixtureBlock", "MixtureBlocks", "MixtureFeed", "MixtureMemory", "common_schema"]
 
+_ROUTED = 1 << 19  # samples whose tables are found at once: of all ranks, some 100 bytes each
 _TEXTS = ((pa.string(), pa.large_string()), (pa.binary(), pa.large_binary()))
 
 
@@ -80,7 +81,8 @@ class MixtureBlocks:
         self._loaded = list(complete) or [False] * len(feeds)
         held = all(feed.held == "all" for feed in feeds)
         rows = BLOCK_ROWS if held else block_rows(row_bytes, block_bytes)
-        self._shares_per_block = max(1, rows // max(1, shares.largest))
+        shares_of_rows = rows // max(1, shares.largest)
+        self._shares_per_block = max(1, min(shares_of_rows, _ROUTED // max(1, shares.routed_each)))
 
     @property
     def complete(self) -> Sequence[bool]:
@@ -105,7 +107,8 @@ class MixtureBlocks:
         first, start, total = 0, self._start, len(self._shares)
         while first < total:
             alone = first < start
-            some = DIRECT_SHARES if not first else self._shares_per_block
+            # As many as before them: the first ones come soon, whatever it takes to plan them.
+            some = min(max(first, DIRECT_SHARES), self._shares_per_block)
             last = min(first + some, start if alone else total)
             samples, bounds, (leaf, index, _) = self._shares.routed(first, last)
             parts: list[tuple[int, Ints, Block]] = []
