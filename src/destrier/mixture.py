@@ -208,7 +208,7 @@ class Mixture(Streaming):
         stream = self._resolve(one_of.quota)
         last = stream.course.segments[-1].weights
         # Its epochs are numbered anew, and all of them have the weights that it has now.
-        course = replace(stream.course, segments=(Segment(0, last),), epoch=0, spent=())
+        course = replace(stream.course, segments=(Segment(0, last),), epoch=0, spent=(), made=())
         return replace(stream, course=course)
 
     def _resolve(self, batch: int | None) -> MixtureStream:
@@ -327,7 +327,7 @@ class Mixture(Streaming):
         if new:
             assert position is not None
             weights = self._new_weights(names)
-            course = course.reweighted(*position, weights)
+            course = replace(course.reweighted(*position, weights), made=weights)
         else:
             self._check_weights(course)
         stream = MixtureStream(
@@ -367,11 +367,12 @@ class Mixture(Streaming):
         else:
             return
         stored = dict(zip(course.names, course.segments[-1].weights, strict=True))
-        first = dict(zip(course.names, course.segments[0].weights, strict=True))
-        if given not in (stored, first):
+        made = dict(zip(course.names, course.made, strict=True))
+        if given not in (stored, made):
             raise StateError(
                 f"weights mismatch: the state has {stored}, this mixture was made with {given}; "
-                "make it with the state's, load, and change them with reweight()"
+                f"make it with the state's or those of the beginning, {made}, load, and change "
+                "them with reweight()"
             )
 
     def _new_weights(self, names: tuple[str, ...]) -> tuple[float, ...]:
@@ -481,6 +482,7 @@ def _course(brief: Mapping[str, Any], names: tuple[str, ...], sizes: tuple[int, 
             for start, weights in schedule["weights"]
         ]
         starts = [integer("start", segment.start) for segment in segments]
+        made = check_weights(dict(zip(known, schedule["made"], strict=True)), known)
         if starts[0] != 0 or starts != sorted(starts) or len(schedule["spent"]) != len(known):
             raise ValueError(starts)
         return Course(
@@ -494,6 +496,7 @@ def _course(brief: Mapping[str, Any], names: tuple[str, ...], sizes: tuple[int, 
             length=brief["length"],
             epoch=int(schedule["epoch"]),
             spent=(*schedule["spent"], *new),
+            made=(*made, *new),
         )
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise StateError(f"the schedule of the state is damaged: {schedule!r}") from error

@@ -50,6 +50,7 @@ class Course:
         epoch: The one that the segments are of. Where epochs go on in each other's place
             (``stop`` is "length" or "never") it is 0, and slots are counted from epoch 0 on.
         spent: Epochs of each source that were begun before.
+        made: The weights of the beginning.
     """
 
     names: tuple[str, ...]
@@ -62,8 +63,11 @@ class Course:
     length: int | None = None
     epoch: int = 0
     spent: tuple[int, ...] = field(default=())
+    made: tuple[float, ...] = field(default=())
 
     def __post_init__(self) -> None:
+        if not self.made:
+            object.__setattr__(self, "made", self.segments[0].weights)
         if not self.spent:
             object.__setattr__(self, "spent", (0,) * len(self.names))
         _ = self._quotas(0, self.segments[-1].weights)  # refuses what no window can hold

@@ -28,6 +28,7 @@ from destrier.schedule import Block
 
 __all__ = ["MixtureBlocks", "MixtureFeed", "MixtureMemory", "common_schema"]
 
+_ROUTED = 1 << 19  # samples whose tables are found at once: of all ranks, some 100 bytes each
 _TEXTS = ((pa.string(), pa.large_string()), (pa.binary(), pa.large_binary()))
 
 
@@ -49,6 +50,7 @@ class MixtureBlocks:
             row_bytes=feed.row_bytes,
             block_bytes=feed.block_bytes,
             complete=complete,
+            most_shares=_ROUTED // max(1, shares.routed_each),
         )
 
     @property

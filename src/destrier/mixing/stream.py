@@ -139,6 +139,7 @@ class MixtureStream:
             "schedule": {
                 "epoch": course.epoch,
                 "spent": list(course.spent),
+                "made": list(course.made),
                 "weights": [[s.start, list(s.weights)] for s in course.segments],
             },
             "sources": {name: source.brief() for name, source in pairs},
@@ -176,16 +177,9 @@ class MixtureStream:
     def routes(self, epoch: int, g: Ints) -> Routes:
         """Where samples of an epoch come from."""
         source, epochs, index = self.course.route(epoch, g)
-        if len(self.leaves) == len(self.sources):  # no mixture among them
-            leaf = source
-            each: Sequence[Source] = self.leaves
-            lane = np.empty(len(g), np.int64)
-            found = np.empty(len(g), np.int64)
-        else:
-            leaf, found, lane = (np.empty(len(g), np.int64) for _ in range(3))
-            each = self.sources
+        leaf, found, lane = (np.empty(len(g), np.int64) for _ in range(3))
         first = 0
-        for number, stream in enumerate(each):
+        for number, stream in enumerate(self.sources):
             mine = np.flatnonzero(source == number)
             if len(mine):
                 inner = stream.routes_of(epochs[mine], index[mine])
@@ -197,9 +191,11 @@ class MixtureStream:
     def routes_of(self, epochs: Ints, g: Ints) -> Routes:
         """Where samples of some epochs come from."""
         leaf, index, lane = (np.empty(len(g), np.int64) for _ in range(3))
-        for epoch in np.unique(epochs).tolist():
-            mine = epochs == epoch
-            leaf[mine], index[mine], lane[mine] = self.routes(epoch, g[mine])
+        by_epoch = np.argsort(epochs, kind="stable")
+        cuts = np.flatnonzero(np.diff(epochs[by_epoch])) + 1
+        for mine in np.split(by_epoch, cuts) if len(g) else ():
+            found = self.routes(int(epochs[mine[0]]), g[mine])
+            leaf[mine], index[mine], lane[mine] = found
         return Routes(leaf, index, lane)
 
     # ---- how it is read -------------------------------------------------------------------------
