@@ -49,7 +49,7 @@ class Sizes:
     rounds: int = 5
 
 
-QUICK = Sizes((80_000, 60_000, 40_000, 20_000), (4_000, 3_000, 2_000, 1_000), 1_000_000, 1.0, 1)
+QUICK = Sizes((200_000, 150_000, 100_000, 50_000), (8_000, 7_000, 6_000, 5_000), 1_000_000, 1.5, 1)
 
 
 def read_case(kind: str, seconds: str, *paths: str) -> None:

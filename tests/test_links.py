@@ -38,7 +38,8 @@ from destrier.links.files import open_linked, read_at_once, read_linked
 from destrier.links.relinking import relink
 from destrier.read import Reader
 from destrier.report import report_plan
-from destrier.stream import Settings, resolve_stream
+from destrier.resolving import resolve_stream
+from destrier.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -260,10 +260,9 @@ class Machine:
 
     def skip(self) -> None:
         n = self.rng.randint(0, 4)
-        if self.iterator is None:
-            if self.begun or self.then is not None:
-                self.begin()
-                self.begun = False
+        if self.iterator is None and (self.begun or self.then is not None):
+            self.begin()
+            self.begun = False
         n = min(n, len(self.left()))
         self.loader.skip(n)
         self.counter = min(self.count, self.counter + n * self.batch)

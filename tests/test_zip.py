@@ -399,6 +399,20 @@ def test_the_tail_is_the_same(case: Case, k: int) -> None:
         assert read(case, itertools.islice(batches, 2)) == following
 
 
+@pytest.mark.parametrize("budget", [40 << 10, 1 << 28])
+def test_a_skip_goes_on_there(case: Case, budget: int) -> None:
+    """What was held stays, or is read anew."""
+    with loader(case.make(), prefetch_bytes=budget) as batches:
+        plan = case.plan(batches.state_dict(), 0)
+        iterator = iter(batches)
+        assert read(case, itertools.islice(iterator, 5)) == plan[:5]
+        batches.skip(3)
+        assert read(case, itertools.islice(iterator, 1)) == plan[8:9]
+        batches.load_state_dict({**batches.state_dict(), "counter": BATCH})
+        assert read(case, batches) == plan[1:]
+        assert read(case, batches) == case.plan(batches.state_dict(), 1)
+
+
 def test_another_batch_size_repeats_and_loses_nothing(cycled: Case) -> None:
     with loader(cycled.make(), remainder="keep") as batches:
         before = read(cycled, itertools.islice(batches, 5))

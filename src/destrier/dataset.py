@@ -16,12 +16,14 @@ from destrier.order import Order
 from destrier.packing.packed import Packed
 from destrier.permutation import Part, Permutation, describe
 from destrier.plan import Remainder
+from destrier.resolving import OneOf, check_table, resolve_stream
 from destrier.rows import OnTransformError
 from destrier.runner import (
     DEFAULT_PREFETCH_BYTES,
 )
+from destrier.settings import Settings
 from destrier.state import State, check_state, expanded
-from destrier.stream import OneOf, Settings, TableStream, check_table, resolve_stream
+from destrier.stream import TableStream
 from destrier.streaming import Streaming
 from destrier.table import Table, open_table
 from destrier.view import View

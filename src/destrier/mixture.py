@@ -16,11 +16,11 @@ from destrier.mixing.quotas import default_window, exact_shares
 from destrier.mixing.stream import BATCHINGS, Batching, MixtureStream, Source
 from destrier.mixing.weights import check_weights, tempered
 from destrier.plan import Remainder
+from destrier.resolving import OneOf
 from destrier.rows import OnTransformError
 from destrier.runner import DEFAULT_PREFETCH_BYTES
 from destrier.sizing import default_num_splits
 from destrier.state import check_state, parsed
-from destrier.stream import OneOf
 from destrier.streaming import Streaming
 from destrier.topology import current_worker
 

@@ -20,6 +20,7 @@ __all__ = [
     "compact",
     "expanded",
     "merge_states",
+    "next_epoch",
     "parsed",
 ]
 
@@ -265,7 +266,7 @@ def check_state(state: Any, kind: Kind = "StreamingDataset") -> State:
             if all(key in state for key in keys):
                 raise StateError(
                     f"this is a state of {library}, whose order cannot be reproduced; start the "
-                    f"next epoch instead: make the stream with epoch={_next_epoch(state)}"
+                    f"next epoch instead: make the stream with epoch={next_epoch(state)}"
                 )
     version = state.get("version")
     if isinstance(version, int) and version > STATE_VERSION:
@@ -303,7 +304,8 @@ def _check_values(state: Mapping[str, Any], all_kinds: _Kinds) -> None:
         raise StateError(f"the state has format version {state['version']}, which never was")
 
 
-def _next_epoch(state: Mapping[str, Any]) -> str:
+def next_epoch(state: Mapping[str, Any]) -> str:
+    """The number of the epoch after a state's, for messages."""
     for key in ("epoch", "current_epoch"):
         if isinstance(state.get(key), int):
             return str(state[key] + 1)

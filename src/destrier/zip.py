@@ -13,11 +13,11 @@ from destrier.mixing.parts import adopt_parts, check_sources, part_of
 from destrier.mixing.stream import Source
 from destrier.mixing.zipstream import STOPS, ZipStop, ZipStream, columns_by_source
 from destrier.plan import Remainder
+from destrier.resolving import OneOf
 from destrier.rows import OnTransformError
 from destrier.runner import DEFAULT_PREFETCH_BYTES
 from destrier.sizing import default_num_splits
 from destrier.state import check_state, parsed
-from destrier.stream import OneOf
 from destrier.streaming import Streaming
 
 if TYPE_CHECKING:
