@@ -1,0 +1,41 @@
+"""The sources of a mixture: what is theirs, and what stays when they are added."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from destrier import Mixture
+
+
+@pytest.fixture
+def uris(tmp_path: Path) -> dict[str, str]:
+    found = {}
+    for i, (name, rows) in enumerate((("a", 20_000), ("b", 9_000), ("c", 5_000))):
+        found[name] = str(tmp_path / f"{name}.lance")
+        lance.write_dataset(pa.table({"id": np.arange(rows) + i * 100_000}), found[name])
+    return found
+
+
+def test_an_added_source_is_the_same_in_other_processes(uris: dict[str, str]):
+    old = {name: uris[name] for name in "ab"}
+    state = Mixture(old, weights={"a": 3, "b": 1}, global_batch_size=64).state_dict()
+    wider = Mixture(uris, weights={"a": 2, "b": 1, "c": 1}, global_batch_size=64)
+    wider.load_state_dict(state)
+    there = pickle.loads(pickle.dumps(wider))
+    assert there.state_dict() == wider.state_dict()
+
+
+def test_a_mixture_in_a_mixture_is_a_copy(uris: dict[str, str]):
+    def made() -> Mixture:
+        return Mixture({name: uris[name] for name in "ab"}, weights={"a": 3, "b": 1})
+
+    inner = made()
+    outer = Mixture({"inner": inner, "c": uris["c"]}, weights={"inner": 1, "c": 1}, batch_size=64)
+    outer.load_state_dict(outer.state_dict())
+    assert inner.stream(512).plan_hash == made().stream(512).plan_hash
