@@ -180,6 +180,8 @@ class Mixture(Streaming):
         self._unit, self._window = unit, window
         self._seed = None if seed is None else integer("seed", seed, 0, 1 << 32)
         self._num_splits = None if num_splits is None else integer("num_splits", num_splits, 1)
+        if source_column is not None and not isinstance(source_column, str):
+            raise ArgumentError(f"source_column must be a name, got {source_column!r}")
         self.source_column = source_column
         self._sources = {name: part_of(name, source, columns) for name, source in sources.items()}
         self._adopted: MixtureStream | None = None
@@ -311,6 +313,11 @@ class Mixture(Streaming):
                 f"counter {position[1]} of the state is beyond the {stream.samples(position[0])} "
                 "samples of an epoch: the state is damaged"
             )
+        if batch is not None:
+            try:
+                stream.check_batch(batch)
+            except ArgumentError as error:
+                raise StateError(f"the state does not fit this mixture: {error}") from error
         return stream, commit
 
     def _adopt_brief(
