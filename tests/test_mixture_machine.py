@@ -241,7 +241,7 @@ class Machine:
         try:
             self.loader.dataset.reweight(dict(zip(self.kind.parts, weights, strict=True)), at=at)
         except (ArgumentError, EmptyError) as error:
-            self.log.append(error)
+            self.log.append(repr(error))  # which would keep the iterator alive
             assert self.loader.state_dict() == before
             return
         change = (epoch, counter if at is None else at, weights)
@@ -279,7 +279,7 @@ class Machine:
             self.loader.state_dict()
             next(iter(self.loader), None)
         except (ArgumentError, EmptyError) as error:
-            self.log.append(error)
+            self.log.append(repr(error))  # which would keep the iterator alive
             self.loader.close()
             return
         self.loader.close()
