@@ -16,8 +16,8 @@ def mixture_section(result: dict[str, Any], measured: str) -> list[str]:
         "",
         *paragraph(
             "Four tables with weights 4, 3, 2, 1, as one mixture, and side by side as a zip, "
-            "against the same tables read one after another, each for its share, in shuffled batches "
-            "of 256. `benchmarks/mixture.py`, in fresh processes, ratios round by round."
+            "against the same tables read one after another, each for its share, in shuffled "
+            "batches of 256. `benchmarks/mixture.py`, in fresh processes, ratios round by round."
         ),
         measured,
         "",

@@ -257,8 +257,9 @@ class _Places:
 
     def put(self, places: Ints, offsets: Ints, rows: Rows) -> None:
         """Put rows at places."""
-        for place in [place for place in places.tolist() if place in self.errors]:
-            del self.errors[place]
+        if self.errors:
+            for place in places.tolist():
+                self.errors.pop(place, None)
         self.rows.put(places, rows)
         self.offsets[places] = offsets
         self.errors.update({int(places[i]): error for i, error in rows.errors.items()})

@@ -106,7 +106,8 @@ class MixtureStream:
     @cached_property
     def plan(self) -> str:
         """A digest of the schedule and of what it is over: ranks compare it."""
-        return f"{self.plan_hash} of sources {', '.join(self.course.names)}"
+        weights = [[segment.start, list(segment.weights)] for segment in self.course.segments]
+        return f"{self.plan_hash} of sources {', '.join(self.course.names)}, weights {weights}"
 
     @cached_property
     def plan_hash(self) -> str:
@@ -209,13 +210,7 @@ class MixtureStream:
             ArgumentError: If a step does not fit the mixture's batches.
         """
         course = self.course
-        wanted = course.window if self.batching == "stratified" else course.unit
-        if self.batching != "mixed" and batch % wanted:
-            what = "window of slots" if self.batching == "stratified" else "unit of one source"
-            raise ArgumentError(
-                f"batching={self.batching!r} was made for a {what} of {wanted} samples, and a "
-                f"global batch of {batch} is no multiple of it; keep the global batch"
-            )
+        self.check_batch(batch)
         return MixtureSteps(
             self.count,
             0,
@@ -228,6 +223,24 @@ class MixtureStream:
             router=self,
             unit=course.unit,
         )
+
+    def check_batch(self, batch: int) -> None:
+        """Raise if a global batch is not one that the mixture was made for.
+
+        Raises:
+            ArgumentError: Naming both sizes.
+        """
+        window, unit = self.course.window, self.course.unit
+        if self.batching == "stratified" and batch != window:
+            raise ArgumentError(
+                f"batching='stratified' was made for a global batch of {window} samples, got "
+                f"{batch}; keep the global batch, or make another mixture"
+            )
+        if self.batching == "per_source" and batch % unit:
+            raise ArgumentError(
+                f"batching='per_source' was made for units of {unit} samples of one source, and a "
+                f"global batch of {batch} is no multiple of it; keep the global batch"
+            )
 
     def cycles(self, topology: Topology, worker: Worker) -> MixtureCycles:
         """The cycles of a whole epoch, the first one, in row mode."""
