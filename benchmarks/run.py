@@ -23,6 +23,7 @@ FULL = tuple(
         "links",
         "views",
         "mixture",
+        "packing",
         "decode",
         "storage",
         "cache",

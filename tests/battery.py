@@ -12,7 +12,7 @@ import os
 import signal
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -69,6 +69,14 @@ BLOCK = 3  # tokens of a packed block: documents have 0 to 4
 
 
 # ---- kinds of stream --------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=4096)
+def _positions(
+    n: int, epoch: int, seed: int, splits: int, clump: int, window: int, shuffle: bool
+) -> np.ndarray[Any, Any]:
+    order = Order(n, seed, epoch, splits, clump, window, shuffle)
+    return order.rows(np.arange(n))
 
 
 @dataclass(frozen=True)
@@ -209,16 +217,10 @@ class Kind:
         """Return the row offset of every sample of an epoch; sizes are taken from a state."""
         if self.fixed:
             return self.listed.tolist()
-        order = Order(
-            len(self.listed),
-            seed=state["shuffle_seed"],
-            epoch=epoch,
-            num_splits=state["num_splits"],
-            clump_size=state["clump_size"],
-            window=state["window"],
-            shuffle=state["shuffle"],
-        )
-        return np.array(self.chosen(state, epoch))[order.rows(np.arange(self.count))].tolist()
+        names = ("shuffle_seed", "num_splits", "clump_size", "window", "shuffle")
+        sizes = (state[name] for name in names)
+        chosen = np.array(self.chosen(state, epoch))
+        return chosen[_positions(self.count, epoch, *sizes)].tolist()
 
 
 def check_values(batch: dict[str, Any]) -> None:

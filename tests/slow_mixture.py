@@ -69,6 +69,7 @@ class SlowCourse:
     length: int | None = None
     changes: list[tuple[int, int, Sequence[float]]] = field(default_factory=list)
     _known: dict[int, list[Sample]] = field(default_factory=dict)
+    _counts: dict[int, int | None] = field(default_factory=dict)
 
     @property
     def goes_on(self) -> bool:
@@ -81,6 +82,7 @@ class SlowCourse:
         assert at % self.unit == 0
         self.changes.append((epoch, at // self.unit, weights))
         self._known.clear()
+        self._counts.clear()
 
     def _segments(self, epoch: int) -> list[tuple[int, Sequence[float]]]:
         weights, segments = self.weights, []
@@ -113,6 +115,11 @@ class SlowCourse:
 
     def samples(self, epoch: int) -> int | None:
         """Samples of an epoch; None where it has no end."""
+        if epoch not in self._counts:
+            self._counts[epoch] = self._samples(epoch)
+        return self._counts[epoch]
+
+    def _samples(self, epoch: int) -> int | None:
         if self.stop == "never":
             return None
         if self.stop == "length":

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from destrier.errors import ArgumentError, EmptyError
 from destrier.mixing.course import ENDLESS, Course, Segment
+from destrier.mixing.quotas import Quotas
 from slow_mixture import SlowCourse, slow_shares
 
 many = settings(max_examples=40, deadline=None, derandomize=True)
@@ -321,3 +322,17 @@ def test_vectors() -> None:
         (1, 6, 3),
         (0, 3, 6),
     ]
+
+
+def test_many_changes_cost_a_step_no_more_than_few():
+    course = Course(("a", "b"), (1 << 30, 1 << 30), (Segment(0, (1, 1)),), 64, 1, "never", 0)
+    for i in range(1, 300):
+        course = course.reweighted(0, 64 * i, (1 + i % 3, 1))
+    g = np.arange(64 * 299, 64 * 300)
+    course.route(0, g)
+    looked_at: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        counted = Quotas.counts
+        patch.setattr(Quotas, "counts", lambda q, slot: looked_at.append(slot) or counted(q, slot))
+        course.route(0, g)
+    assert len(looked_at) < 10

@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import lance
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -250,3 +252,16 @@ def test_two_ranks_of_gloo(table_path: str, table_ids: Any, tmp_path: Path) -> N
     assert first["keep to"] is first["pad to"] is None
     assert second["keep to"] == second["pad to"] == expected
     assert len(expected) > tables.ROWS // 3
+
+
+def test_batches_of_like_length_are_gathered_in_every_epoch(tmp_path: Path) -> None:
+    lengths = np.random.default_rng(0).integers(1, 30, 300)
+    lists = pa.array([[1] * n for n in lengths.tolist()])
+    lance.write_dataset(pa.table({"id": np.arange(300), "tokens": lists}), tmp_path / "t.lance")
+    dataset = StreamingDataset(str(tmp_path / "t.lance"), shuffle=False, bucket_by="tokens")
+    with StreamingDataLoader(dataset, batch_size=16, remainder="keep", with_index=True) as loader:
+        for _ in range(2):
+            batches = list(loader)
+            ids, index = (torch.cat([b[name] for b in batches]) for name in ("id", "sample_index"))
+            assert ids.tolist() != list(range(300))
+            assert gather(ids, index, loader).tolist() == list(range(300))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -395,3 +396,22 @@ def test_random_access_to_a_billion_rows(clump_size, window):
     slow = SlowOrder(case)
     for i in (0, 700, 1535, 2000):
         assert rows[i] == slow.row(int(g[i]))
+
+
+@given(
+    st.integers(1, 90),
+    words32,
+    st.booleans(),
+    st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 89)), max_size=12),
+)
+@many
+def test_samples_of_several_epochs(n, seed, shuffle, samples):
+    orders = Order(n, seed=seed, num_splits=min(n, 5), shuffle=shuffle)
+    epochs = np.array([epoch for epoch, _ in samples], np.int64)
+    g = np.array([g % n for _, g in samples], np.int64)
+    single = [
+        replace(orders, epoch=int(epoch)).rows(g[i : i + 1])[0] for i, epoch in enumerate(epochs)
+    ]
+    assert orders.rows_of(epochs, g).tolist() == single
+    with pytest.raises(ArgumentError, match="windows"):
+        Order(100, clump_size=2).rows_of(epochs, g)

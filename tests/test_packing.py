@@ -322,6 +322,13 @@ def test_a_count_that_is_none(tmp_path: Path, count: int):
         find_lengths(table, select_rows(table, None), "tokens")
 
 
+def test_a_count_that_is_null(tmp_path: Path):
+    counts = pa.array([1, None, 2], pa.int64())
+    table = open_table(write(tmp_path / "t.lance", [[1], [2], [3, 4]], tokens_count=counts))
+    with pytest.raises(ReadError, match=r"'tokens_count' of row 1 .*='tokens_count IS NOT NULL"):
+        find_lengths(table, select_rows(table, None), "tokens")
+
+
 def test_columns_that_hold_no_tokens(tmp_path: Path):
     more = {"text": pa.array(["a"]), "floats": pa.array([[0.5]])}
     table = open_table(write(tmp_path / "t.lance", [[]], **more))

@@ -2,8 +2,9 @@
 
 A window is as many successive samples of the order as some batches take. They are sorted by
 length and cut into batches, which then come in a keyed order. So every batch has samples of like
-length, every epoch other ones, and an epoch has the same samples and steps as without: it is a
-pure function of the order and the lengths, computed a window at a time.
+length, every epoch other ones (the same, where nothing is shuffled), and an epoch has the same
+samples and steps as without: it is a pure function of the order and the lengths, computed a window
+at a time.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ class BucketedOrder:
         self._lengths = lengths
         self._unit = buckets.batch
         self._size = buckets.batch * buckets.window
-        self._key = subkey(epoch_key(order.seed, order.epoch), BUCKET_KEY)
+        epoch = order.epoch if order.shuffle else 0
+        self._key = subkey(epoch_key(order.seed, epoch), BUCKET_KEY)
         self._kept: OrderedDict[int, Ints] = OrderedDict()
         self._lock = threading.Lock()
         self.n = order.n

@@ -11,7 +11,7 @@ from destrier.check import integer
 from destrier.errors import ArgumentError, EmptyError, IterationError, StateError
 from destrier.iteration import LoaderIterator
 from destrier.mixing.course import ENDLESS, Course, Segment, Stop
-from destrier.mixing.parts import adopt_parts, check_sources, part_of
+from destrier.mixing.parts import adopt_parts, check_sources, keep_chosen, part_of
 from destrier.mixing.quotas import default_window, exact_shares
 from destrier.mixing.stream import BATCHINGS, Batching, MixtureStream, Source
 from destrier.mixing.weights import check_weights, tempered
@@ -25,8 +25,12 @@ from destrier.streaming import Streaming
 from destrier.topology import current_worker
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from destrier.packing.packed import Packed
     from destrier.table import TableLike
     from destrier.topology import Replicas
+    from destrier.view import View
 
 __all__ = ["Mixture", "cycle"]
 
@@ -43,7 +47,8 @@ class Mixture(Streaming):
     Without ``weights`` and ``temperature`` every row of every source comes once.
 
     Args:
-        sources: From name to table, view, `StreamingDataset` or mixture.
+        sources: From name to table, view, `Packed`, `StreamingDataset` or mixture. Of a stream its
+            rows, their order and its columns count, nothing else.
         weights: From name to a number, not negative: in which proportion samples come.
         temperature: Weights by length instead: length to the power of 1/temperature.
         seed: Of the order in which sources come. None is 0, or a loaded state's.
@@ -92,7 +97,7 @@ class Mixture(Streaming):
 
     def __init__(
         self,
-        sources: Mapping[str, Streaming | TableLike],
+        sources: Mapping[str, Streaming | TableLike | View | Packed],
         *,
         weights: Mapping[str, float] | None = None,
         temperature: float | None = None,
@@ -175,6 +180,8 @@ class Mixture(Streaming):
         self._unit, self._window = unit, window
         self._seed = None if seed is None else integer("seed", seed, 0, 1 << 32)
         self._num_splits = None if num_splits is None else integer("num_splits", num_splits, 1)
+        if source_column is not None and not isinstance(source_column, str):
+            raise ArgumentError(f"source_column must be a name, got {source_column!r}")
         self.source_column = source_column
         self._sources = {name: part_of(name, source, columns) for name, source in sources.items()}
         self._adopted: MixtureStream | None = None
@@ -199,6 +206,11 @@ class Mixture(Streaming):
         assert isinstance(stream, MixtureStream)
         return stream
 
+    def _part(self) -> Self:
+        part = super()._part()
+        part._sources = {name: source._part() for name, source in self._sources.items()}
+        return part
+
     def _as_source(self, one_of: OneOf) -> MixtureStream:
         if self._batching != "mixed":
             raise ArgumentError(
@@ -208,7 +220,7 @@ class Mixture(Streaming):
         stream = self._resolve(one_of.quota)
         last = stream.course.segments[-1].weights
         # Its epochs are numbered anew, and all of them have the weights that it has now.
-        course = replace(stream.course, segments=(Segment(0, last),), epoch=0, spent=())
+        course = replace(stream.course, segments=(Segment(0, last),), epoch=0, spent=(), made=())
         return replace(stream, course=course)
 
     def _resolve(self, batch: int | None) -> MixtureStream:
@@ -268,10 +280,10 @@ class Mixture(Streaming):
     ) -> tuple[Source, ...]:
         sources = []
         for name, part in parts.items():
-            share = shares.get(name, 1 / len(parts))
+            share = shares.get(name, 1 / len(self._sources))
             quota = None if batch is None else max(1, round(batch * share))
             try:
-                sources.append(part._as_source(OneOf(len(parts), quota)))
+                sources.append(part._as_source(OneOf(len(self._sources), quota)))
             except EmptyError as error:
                 raise EmptyError(f"source {name!r} is empty: {error}") from error
         return tuple(sources)
@@ -301,6 +313,11 @@ class Mixture(Streaming):
                 f"counter {position[1]} of the state is beyond the {stream.samples(position[0])} "
                 "samples of an epoch: the state is damaged"
             )
+        if batch is not None:
+            try:
+                stream.check_batch(batch)
+            except ArgumentError as error:
+                raise StateError(f"the state does not fit this mixture: {error}") from error
         return stream, commit
 
     def _adopt_brief(
@@ -321,13 +338,15 @@ class Mixture(Streaming):
         self._check_settings(brief)
         parts = {name: self._sources[name] for name in (*known, *new)}
         found, commit = adopt_parts({name: parts[name] for name in known}, brief["sources"], batch)
-        found += self._resolved({name: self._sources[name] for name in new}, batch, {})
+        added = self._resolved({name: parts[name] for name in new}, batch, {})
+        found += added
+        commit_added = keep_chosen({name: parts[name] for name in new}, added)
         names = (*known, *new)
         course = _course(brief, names, tuple(source.count for source in found))
         if new:
             assert position is not None
             weights = self._new_weights(names)
-            course = course.reweighted(*position, weights)
+            course = replace(course.reweighted(*position, weights), made=weights)
         else:
             self._check_weights(course)
         stream = MixtureStream(
@@ -336,6 +355,7 @@ class Mixture(Streaming):
 
         def take_up() -> None:
             commit()
+            commit_added()
             self._sources, self._adopted = parts, stream
 
         return stream, take_up
@@ -367,11 +387,12 @@ class Mixture(Streaming):
         else:
             return
         stored = dict(zip(course.names, course.segments[-1].weights, strict=True))
-        first = dict(zip(course.names, course.segments[0].weights, strict=True))
-        if given not in (stored, first):
+        made = dict(zip(course.names, course.made, strict=True))
+        if given not in (stored, made):
             raise StateError(
                 f"weights mismatch: the state has {stored}, this mixture was made with {given}; "
-                "make it with the state's, load, and change them with reweight()"
+                f"make it with the state's or those of the beginning, {made}, load, and change "
+                "them with reweight()"
             )
 
     def _new_weights(self, names: tuple[str, ...]) -> tuple[float, ...]:
@@ -422,9 +443,7 @@ class Mixture(Streaming):
         stream = self.stream(self._stream_batch)
         checked = check_weights(weights, stream.course.names)
         course = stream.course.reweighted(position.epoch, counter, checked)
-        for name, source in zip(stream.course.names, stream.sources, strict=True):
-            _, take_up = self._sources[name]._adopt_brief(source.brief(), None)
-            take_up()  # what was chosen for them stays, whatever the weights are
+        keep_chosen(self._sources, stream.sources)()  # whatever the weights are
         self._adopted = replace(stream, course=course)
         self._weights = self._temperature = None
         self._agreed = self._adopted if self._agreed is stream else None
@@ -443,7 +462,9 @@ class Mixture(Streaming):
         return state
 
 
-def cycle(source: Streaming | TableLike, *, length: int | None = None, **options: Any) -> Mixture:
+def cycle(
+    source: Streaming | TableLike | View | Packed, *, length: int | None = None, **options: Any
+) -> Mixture:
     """A stream over and over: epochs of any length, or one without end.
 
     Each time through the source is its next epoch, in another order. An epoch goes on where the
@@ -484,6 +505,7 @@ def _course(brief: Mapping[str, Any], names: tuple[str, ...], sizes: tuple[int, 
             for start, weights in schedule["weights"]
         ]
         starts = [integer("start", segment.start) for segment in segments]
+        made = check_weights(dict(zip(known, schedule["made"], strict=True)), known)
         if starts[0] != 0 or starts != sorted(starts) or len(schedule["spent"]) != len(known):
             raise ValueError(starts)
         return Course(
@@ -497,6 +519,7 @@ def _course(brief: Mapping[str, Any], names: tuple[str, ...], sizes: tuple[int, 
             length=brief["length"],
             epoch=int(schedule["epoch"]),
             spent=(*schedule["spent"], *new),
+            made=(*made, *new),
         )
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise StateError(f"the schedule of the state is damaged: {schedule!r}") from error

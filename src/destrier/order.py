@@ -24,6 +24,7 @@ from destrier.keyed import (
     cut,
     epoch_key,
     hash_words,
+    mix,
     permute,
     permute_each,
     subkey,
@@ -139,14 +140,33 @@ class Order:
         """
         g = np.asarray(g, np.int64)
         if not self.windowed:
-            split, t = g % self.num_splits, g // self.num_splits
-            q, r = divmod(self.n, self.num_splits)
-            return self._line_rows(split * q + np.minimum(split, r) + t)
+            return self._line_rows(self._line(g))
         lo, hi, place = self.locate(g)
         out = np.empty(len(g), np.int64)
         for chosen, own, starts, ends in self._by_window(lo, hi):
             out[chosen] = self._hash_at(starts, ends, own, place[chosen])
         return self._line_rows(out)
+
+    def rows_of(self, epochs: Ints, g: Ints) -> Ints:
+        """Return what `rows` gives, where each sample is of an epoch of its own.
+
+        Raises:
+            ArgumentError: If rows are permuted in windows, each of one epoch.
+        """
+        if self.windowed:
+            raise ArgumentError("samples of several epochs have no windows in common")
+        if not self.shuffle:
+            return self._line(g)
+        keys = hash_words(np.uint64(self.seed << 32) + epochs.astype(np.uint64))
+        for _ in range(2):  # the key of clumps, and of the only stratum
+            keys = hash_words(keys ^ np.uint64(mix(0)))
+        # With clumps of one row the rotation of the circle cancels out.
+        return permute(self._line(g), self.n, keys)
+
+    def _line(self, g: Ints) -> Ints:
+        """The position on the line of each sample, where there are no windows."""
+        split, t = g % self.num_splits, g // self.num_splits
+        return self._split_bounds(split)[0] + t
 
     def locate(self, g: NDArray[Any]) -> tuple[Ints, Ints, Ints]:
         """For each sample: the window ``[lo, hi)`` of line positions it is in, and its place there.

@@ -144,8 +144,8 @@ def _buckets(
         return None
     if one_of is not None:
         raise ArgumentError(
-            f"bucket_by={by!r} cannot be given to a source of a mixture, whose batches are of "
-            "several sources"
+            f"bucket_by={by!r} cannot be given to a source of a mixture or zip, whose batches are "
+            "of several sources; leave it out there"
         )
     batch = settings.bucket_batch or global_batch
     if batch is None:

@@ -337,9 +337,9 @@ class Streaming(Counted, IterableDataset[Any], ABC):
         """Raise if an iterator of this dataset, or of a loader over it, is live."""
         if self._live is not None and self._live() is not None:
             raise IterationError(
-                "StreamingDataset does not support concurrent iteration: another iterator of this "
-                "dataset, or of a loader over it, is live; exhaust or close() it first, or make a "
-                "second dataset"
+                f"{type(self).__name__} does not support concurrent iteration: another iterator of "
+                "this dataset, or of a loader over it, is live; exhaust or close() it first, or "
+                "make a second dataset"
             )
 
     # ---- the state ------------------------------------------------------------------------------

@@ -106,6 +106,7 @@ class Spans:
         row_bytes: Bytes of a sample in memory, about.
         block_bytes: Bytes that are read together, about.
         complete: For each table, whether all its rows are in memory already; empty at first.
+        most_shares: How many may be planned together; None is no bound.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class Spans:
         row_bytes: float,
         block_bytes: int,
         complete: Sequence[bool],
+        most_shares: int | None = None,
     ) -> None:
         self._feeds = feeds
         self._total = len(shares)
@@ -124,7 +126,8 @@ class Spans:
         # Small tables come again and again: each time is an order of its own, which takes time.
         most = max(_LEAST_ROWS, sum(len(feed.rows) for feed in feeds))
         rows = min(BLOCK_ROWS, most) if held else block_rows(row_bytes, block_bytes)
-        self._together = max(1, rows // max(1, shares.largest))
+        together = rows // max(1, shares.largest)
+        self._together = max(1, together if most_shares is None else min(together, most_shares))
 
     @property
     def _start(self) -> int:
@@ -139,7 +142,8 @@ class Spans:
         first, start = 0, self._start
         while first < self._total:
             alone = first < start
-            some = DIRECT_SHARES if not first else self._together
+            # As many as before them: the first ones come soon, whatever it takes to plan them.
+            some = min(max(first, DIRECT_SHARES), self._together)
             last = min(first + some, start if alone else self._total)
             yield first, last, alone
             first = last

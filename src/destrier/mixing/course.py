@@ -6,7 +6,6 @@ new one. All of it is a pure function of sizes, weights, seed and epoch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -50,6 +49,7 @@ class Course:
         epoch: The one that the segments are of. Where epochs go on in each other's place
             (``stop`` is "length" or "never") it is 0, and slots are counted from epoch 0 on.
         spent: Epochs of each source that were begun before.
+        made: The weights of the beginning.
     """
 
     names: tuple[str, ...]
@@ -62,8 +62,11 @@ class Course:
     length: int | None = None
     epoch: int = 0
     spent: tuple[int, ...] = field(default=())
+    made: tuple[float, ...] = field(default=())
 
     def __post_init__(self) -> None:
+        if not self.made:
+            object.__setattr__(self, "made", self.segments[0].weights)
         if not self.spent:
             object.__setattr__(self, "spent", (0,) * len(self.names))
         _ = self._quotas(0, self.segments[-1].weights)  # refuses what no window can hold
@@ -102,11 +105,16 @@ class Course:
             )
         return (Segment(0, self.segments[-1].weights),)
 
-    def _bases(self, segments: Sequence[Segment], epoch: int) -> list[list[int]]:
+    def _bases(self, epoch: int) -> list[list[int]]:
         """Slots of each source before each segment."""
+        own = self._segments(epoch) is self.segments
+        return self._own_bases if own else [[0] * len(self.names)]
+
+    @cached_property
+    def _own_bases(self) -> list[list[int]]:
         bases = [[0] * len(self.names)]
-        for before, after in pairwise(segments):
-            quotas = self._quotas(epoch, before.weights)
+        for before, after in pairwise(self.segments):
+            quotas = self._quotas(self.epoch, before.weights)
             counts = quotas.counts_before(after.start - before.start)
             bases.append([a + b for a, b in zip(bases[-1], counts, strict=True)])
         return bases
@@ -139,7 +147,7 @@ class Course:
 
     def _slots(self, epoch: int) -> int:
         segments = self._segments(epoch)
-        last, base = segments[-1], self._bases(segments, epoch)[-1]
+        last, base = segments[-1], self._bases(epoch)[-1]
         quotas = self._quotas(epoch, last.weights)
         whole = [size // self.unit for size in self.sizes]
         left = [max(0, size - used) for size, used in zip(whole, base, strict=True)]
@@ -176,7 +184,7 @@ class Course:
 
     def _slot_counts(self, epoch: int, slot: int) -> list[int]:
         segments = self._segments(epoch)
-        bases = self._bases(segments, epoch)
+        bases = self._bases(epoch)
         for segment, base in zip(reversed(segments), reversed(bases), strict=True):
             if segment.start <= slot:
                 quotas = self._quotas(epoch, segment.weights)
@@ -209,7 +217,7 @@ class Course:
 
     def _route_segments(self, epoch: int, slot: Ints) -> tuple[Ints, Ints]:
         segments = self._segments(epoch)
-        bases = self._bases(segments, epoch)
+        bases = self._bases(epoch)
         starts = [segment.start for segment in segments]
         of_segment = np.searchsorted(starts, slot, side="right") - 1
         source, index = np.empty(len(slot), np.int64), np.empty(len(slot), np.int64)

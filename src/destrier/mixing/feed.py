@@ -28,6 +28,7 @@ from destrier.schedule import Block
 
 __all__ = ["MixtureBlocks", "MixtureFeed", "MixtureMemory", "common_schema"]
 
+_ROUTED = 1 << 19  # samples whose tables are found at once: of all ranks, some 100 bytes each
 _TEXTS = ((pa.string(), pa.large_string()), (pa.binary(), pa.large_binary()))
 
 
@@ -49,6 +50,7 @@ class MixtureBlocks:
             row_bytes=feed.row_bytes,
             block_bytes=feed.block_bytes,
             complete=complete,
+            most_shares=_ROUTED // max(1, shares.routed_each),
         )
 
     @property
@@ -255,8 +257,9 @@ class _Places:
 
     def put(self, places: Ints, offsets: Ints, rows: Rows) -> None:
         """Put rows at places."""
-        for place in [place for place in places.tolist() if place in self.errors]:
-            del self.errors[place]
+        if self.errors:
+            for place in places.tolist():
+                self.errors.pop(place, None)
         self.rows.put(places, rows)
         self.offsets[places] = offsets
         self.errors.update({int(places[i]): error for i, error in rows.errors.items()})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from destrier.dataset import StreamingDataset
@@ -10,7 +10,7 @@ from destrier.errors import ArgumentError, StateError
 from destrier.mixing.stream import Source
 from destrier.streaming import Streaming
 
-__all__ = ["adopt_parts", "check_sources", "part_of"]
+__all__ = ["adopt_parts", "check_sources", "keep_chosen", "part_of"]
 
 
 def check_sources(sources: Any, what: str) -> None:
@@ -78,3 +78,16 @@ def adopt_parts(
             commit()
 
     return found, take_up
+
+
+def keep_chosen(parts: Mapping[str, Streaming], sources: Sequence[Source]) -> Callable[[], None]:
+    """Return what settles the sizes that were chosen for streams, which cannot fail.
+
+    With other weights, and in other processes, others would be chosen.
+
+    Args:
+        parts: The streams.
+        sources: What each of them was resolved to.
+    """
+    briefs = {name: source.brief() for name, source in zip(parts, sources, strict=True)}
+    return adopt_parts(parts, briefs, None)[1]

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 
 from destrier.keyed import Ints
+from destrier.order import Order
 from destrier.schedule import Line
 
 __all__ = ["Passes"]
 
 _KEPT = 8  # orders
+_EPOCHS = 1 << 32  # a source of few rows may come so often: its first epoch then follows again
 
 
 class Passes:
@@ -27,7 +29,7 @@ class Passes:
     def __init__(self, order: Callable[[int], Line]) -> None:
         self._make = order
         self._orders: dict[int, Line] = {}
-        any_order = self._order(0)
+        any_order = self._first = self._order(0)
         self.n = any_order.n
         self.num_splits = any_order.num_splits
         self.windowed = any_order.windowed
@@ -39,7 +41,7 @@ class Passes:
         if found is None:
             if len(self._orders) >= _KEPT:
                 self._orders.clear()
-            found = self._orders[epoch] = self._make(epoch)
+            found = self._orders[epoch] = self._make(epoch % _EPOCHS)
         return found
 
     def _each(self, x: Ints) -> Iterator[tuple[Line, int, Any]]:
@@ -49,11 +51,17 @@ class Passes:
         if first == last:
             yield self._order(first), first * self.n, slice(None)
             return
-        for epoch in np.unique(epochs).tolist():
-            yield self._order(epoch), epoch * self.n, epochs == epoch
+        by_epoch = np.argsort(epochs, kind="stable")
+        cuts = np.flatnonzero(np.diff(epochs[by_epoch])) + 1
+        for mine in np.split(by_epoch, cuts) if len(x) else ():
+            epoch = int(epochs[mine[0]])
+            yield self._order(epoch), epoch * self.n, mine
 
     def rows(self, g: Ints) -> Ints:
         """The position of each sample in the row list."""
+        if not self.windowed and isinstance(self._first, Order):
+            epochs, sample = np.divmod(g, self.n)
+            return self._first.rows_of(epochs % _EPOCHS, sample)  # many epochs, if n is small
         out = np.empty(len(g), np.int64)
         for order, first, mine in self._each(g):
             out[mine] = order.rows(g[mine] - first)

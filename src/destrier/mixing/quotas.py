@@ -95,7 +95,8 @@ class Quotas:
                 raise ArgumentError(
                     f"source {name!r} has {float(share):.3g} of the samples, less than one in a "
                     f"window of {self.window}; take a window of at least "
-                    f"{math.ceil(1 / share)}, or a larger weight"
+                    f"{math.ceil(1 / share)}, which is the global batch with "
+                    "batching='stratified', or a larger weight"
                 )
 
     @cached_property

@@ -42,6 +42,11 @@ class MixtureSteps(Steps):
     router: Router | None = None
     unit: int = 1
 
+    @property
+    def routed_each(self) -> int:
+        """Samples whose origin is found for a share: those of all ranks."""
+        return self.global_batch
+
     def at(self, epoch: int, start: int) -> MixtureSteps:
         """The steps of an epoch from a counter on."""
         assert self.router is not None
@@ -120,6 +125,11 @@ class MixtureCycles(Cycles):
     """
 
     router: Router | None = None
+
+    @property
+    def routed_each(self) -> int:
+        """Samples whose origin is found for a share: its own."""
+        return self.largest
 
     def at(self, epoch: int, start: int, rows: int) -> MixtureCycles:
         """The cycles of an epoch from a counter on."""

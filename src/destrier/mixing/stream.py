@@ -106,7 +106,8 @@ class MixtureStream:
     @cached_property
     def plan(self) -> str:
         """A digest of the schedule and of what it is over: ranks compare it."""
-        return f"{self.plan_hash} of sources {', '.join(self.course.names)}"
+        weights = [[segment.start, list(segment.weights)] for segment in self.course.segments]
+        return f"{self.plan_hash} of sources {', '.join(self.course.names)}, weights {weights}"
 
     @cached_property
     def plan_hash(self) -> str:
@@ -139,6 +140,7 @@ class MixtureStream:
             "schedule": {
                 "epoch": course.epoch,
                 "spent": list(course.spent),
+                "made": list(course.made),
                 "weights": [[s.start, list(s.weights)] for s in course.segments],
             },
             "sources": {name: source.brief() for name, source in pairs},
@@ -176,16 +178,9 @@ class MixtureStream:
     def routes(self, epoch: int, g: Ints) -> Routes:
         """Where samples of an epoch come from."""
         source, epochs, index = self.course.route(epoch, g)
-        if len(self.leaves) == len(self.sources):  # no mixture among them
-            leaf = source
-            each: Sequence[Source] = self.leaves
-            lane = np.empty(len(g), np.int64)
-            found = np.empty(len(g), np.int64)
-        else:
-            leaf, found, lane = (np.empty(len(g), np.int64) for _ in range(3))
-            each = self.sources
+        leaf, found, lane = (np.empty(len(g), np.int64) for _ in range(3))
         first = 0
-        for number, stream in enumerate(each):
+        for number, stream in enumerate(self.sources):
             mine = np.flatnonzero(source == number)
             if len(mine):
                 inner = stream.routes_of(epochs[mine], index[mine])
@@ -197,9 +192,11 @@ class MixtureStream:
     def routes_of(self, epochs: Ints, g: Ints) -> Routes:
         """Where samples of some epochs come from."""
         leaf, index, lane = (np.empty(len(g), np.int64) for _ in range(3))
-        for epoch in np.unique(epochs).tolist():
-            mine = epochs == epoch
-            leaf[mine], index[mine], lane[mine] = self.routes(epoch, g[mine])
+        by_epoch = np.argsort(epochs, kind="stable")
+        cuts = np.flatnonzero(np.diff(epochs[by_epoch])) + 1
+        for mine in np.split(by_epoch, cuts) if len(g) else ():
+            found = self.routes(int(epochs[mine[0]]), g[mine])
+            leaf[mine], index[mine], lane[mine] = found
         return Routes(leaf, index, lane)
 
     # ---- how it is read -------------------------------------------------------------------------
@@ -213,13 +210,7 @@ class MixtureStream:
             ArgumentError: If a step does not fit the mixture's batches.
         """
         course = self.course
-        wanted = course.window if self.batching == "stratified" else course.unit
-        if self.batching != "mixed" and batch % wanted:
-            what = "window of slots" if self.batching == "stratified" else "unit of one source"
-            raise ArgumentError(
-                f"batching={self.batching!r} was made for a {what} of {wanted} samples, and a "
-                f"global batch of {batch} is no multiple of it; keep the global batch"
-            )
+        self.check_batch(batch)
         return MixtureSteps(
             self.count,
             0,
@@ -232,6 +223,24 @@ class MixtureStream:
             router=self,
             unit=course.unit,
         )
+
+    def check_batch(self, batch: int) -> None:
+        """Raise if a global batch is not one that the mixture was made for.
+
+        Raises:
+            ArgumentError: Naming both sizes.
+        """
+        window, unit = self.course.window, self.course.unit
+        if self.batching == "stratified" and batch != window:
+            raise ArgumentError(
+                f"batching='stratified' was made for a global batch of {window} samples, got "
+                f"{batch}; keep the global batch, or make another mixture"
+            )
+        if self.batching == "per_source" and batch % unit:
+            raise ArgumentError(
+                f"batching='per_source' was made for units of {unit} samples of one source, and a "
+                f"global batch of {batch} is no multiple of it; keep the global batch"
+            )
 
     def cycles(self, topology: Topology, worker: Worker) -> MixtureCycles:
         """The cycles of a whole epoch, the first one, in row mode."""

@@ -130,12 +130,12 @@ def find_lengths(table: Table, rows: RowList, column: str, *, extra: int = 0) ->
             key = f"{table.identity}|{table.version}|{column}|{rows.digest}"
             chosen = stored_lengths(key, lambda: _selected(whole.values, rows))
         if chosen.missing is not None:
-            offset = int(rows.offsets(np.array([chosen.missing]))[0])
+            offset, name = int(rows.offsets(np.array([chosen.missing]))[0]), _counted(table, column)
             raise ReadError(
-                f"column {column!r} of row {offset} of {table.name} is null, so it has no "
-                f"length; leave such rows out: filter='{column} IS NOT NULL'",
+                f"column {name!r} of row {offset} of {table.name} is null, so it has no "
+                f"length; leave such rows out: filter='{name} IS NOT NULL'",
                 offset=offset,
-                column=column,
+                column=name,
             )
         lengths = Lengths(chosen.values, chosen.sums, chosen.digest, extra)
     if not lengths.tokens:
@@ -174,11 +174,17 @@ def _equal(count: int, length: int, extra: int) -> Lengths:
     return Lengths(values, sums, digest, extra)
 
 
+def _counted(table: Table, column: str) -> str:
+    """The column that lengths are read from: one of numbers, if there is one."""
+    names = (name for name in (column, count_name(column)) if name in table.schema.names)
+    numbers = (name for name in names if pa.types.is_integer(table.schema.field(name).type))
+    return next(numbers, column)
+
+
 def _scanned(table: Table, column: str) -> Iterator[NDArray[np.uint32]]:
     """The lengths in all rows of the table."""
-    names = (name for name in (column, count_name(column)) if name in table.schema.names)
-    numbers = [name for name in names if pa.types.is_integer(table.schema.field(name).type)]
-    name, rows = (numbers or [column])[0], _SCAN_ROWS
+    name, rows = _counted(table, column), _SCAN_ROWS
+    numbers = pa.types.is_integer(table.schema.field(name).type)
     if not numbers:
         rows = max(1, min(rows, int(_LIST_BYTES / table.row_bytes)))
 
