@@ -202,8 +202,8 @@ def test_blocks_through_torch_workers(corpus: str):
 
 
 def test_packed_survives_a_pickle(corpus: str):
-    packed = pickle.loads(pickle.dumps(Packed(corpus, block_size=32, parallel=["tokens"])))
-    assert packed.packing == Packed(corpus, block_size=32, parallel=["tokens"]).packing
+    packed = pickle.loads(pickle.dumps(Packed(corpus, block_size=32, documents=True)))
+    assert packed.packing == Packed(corpus, block_size=32, documents=True).packing
     assert "concatenate column=tokens block_size=32" in repr(packed)
     dataset = pickle.loads(pickle.dumps(StreamingDataset(packed)))
     assert dataset.stream().count == packed.report().blocks

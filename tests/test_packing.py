@@ -363,6 +363,9 @@ def test_columns_that_hold_no_tokens(tmp_path: Path):
         ({"eos_id": 1 << 31, "dtype": "int32"}, "eos_id must be from 0 to 2147483647"),
         ({"dtype": "uint16"}, "dtype must be one of int32, int64, got 'uint16'"),
         ({"parallel": "mask"}, "parallel must be a list of names"),
+        ({"parallel": 5}, "parallel must be a list of names, got 5"),
+        ({"parallel": ["mask", "tokens"]}, "parallel has 'tokens', the column of the tokens"),
+        ({"how": "best_fit", "pad_id": 7, "eos_id": 7}, "eos_id is 7 and pad_id is 7"),
     ],
 )
 def test_arguments_that_cannot_be_used(options: dict[str, Any], words: str):

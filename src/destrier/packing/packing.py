@@ -77,8 +77,12 @@ class Packing:
                 f"pad_id is {self.pad_id}, but with how='concatenate' every block is full; leave "
                 "it out"
             )
-        if isinstance(self.parallel, str):
+        if isinstance(self.parallel, str) or not isinstance(self.parallel, Sequence):
             raise ArgumentError(f"parallel must be a list of names, got {self.parallel!r}")
+        if self.column in self.parallel:
+            raise ArgumentError(
+                f"parallel has {self.column!r}, the column of the tokens, which are input_ids"
+            )
 
     def _check_best_fit(self) -> None:
         if self.pad_id is None:
@@ -89,6 +93,12 @@ class Packing:
             raise ArgumentError(
                 f"overlap is {self.overlap}, but with how='best_fit' no block goes on where "
                 "another ends; pass labels=True for next-token targets"
+            )
+        if self.eos_id == self.pad_id:
+            raise ArgumentError(
+                f"eos_id is {self.eos_id} and pad_id is {self.pad_id}: pads could not be told from "
+                "the ends of documents; take a pad_id that no block has otherwise, such as one "
+                "beyond the vocabulary"
             )
 
     @property
