@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from destrier.errors import ArgumentError
 from destrier.mixing.quotas import LARGEST_WINDOW, Quotas, default_window, exact_shares
+from destrier.mixing.weights import tempered
 from slow_mixture import slow_counts, slow_shares, slow_window
 
 many = settings(max_examples=150, deadline=None, derandomize=True)
@@ -189,8 +190,14 @@ def test_a_quota_of_just_one_slot_is_enough() -> None:
 @pytest.mark.parametrize("weights", [[1, 1e-9], [1e308, 1e-308], [1, 5e-324], [2**200, 1]])
 def test_weights_too_far_apart_are_refused(weights: list[float]) -> None:
     window = default_window(exact_shares(weights), [1 << 20] * len(weights))
+    assert window == 2 * LARGEST_WINDOW, "the error names it"
     with pytest.raises(ArgumentError, match=f"at most {LARGEST_WINDOW} .* weight is too small"):
         quotas(weights, window)
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e308])
+def test_the_temperature_may_be_any_number_above_0(temperature: float) -> None:
+    assert tempered([100, 50], temperature) == (1 << 20, 1 if temperature < 1 else 1 << 20)
 
 
 @pytest.mark.parametrize("scale", [1e-320, 1e-300, 1, 1e300, 2**2000])

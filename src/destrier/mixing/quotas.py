@@ -58,7 +58,7 @@ def default_window(shares: Sequence[Fraction], slots: Sequence[int]) -> int:
     window = _WINDOW
     while window > 1 and window * _WINDOWS > exhausted and window * least >= 2:
         window //= 2
-    while window * least < 1:
+    while window * least < 1 and window <= LARGEST_WINDOW:  # no more are allowed
         window *= 2
     return window
 

@@ -66,6 +66,6 @@ def tempered(sizes: Sequence[int], temperature: float) -> tuple[float, ...]:
     bad = isinstance(temperature, bool) or not isinstance(temperature, int | float)
     if bad or not math.isfinite(temperature) or temperature <= 0:
         raise ArgumentError(f"temperature must be a number above 0, got {temperature!r}")
-    logs = [math.log(size) / temperature for size in sizes]
-    most = max(logs)
-    return tuple(max(1, round(math.exp(log - most) * _STEPS)) for log in logs)
+    logs = [math.log(size) for size in sizes]
+    most = max(logs)  # subtracted first: a quotient may be infinite
+    return tuple(max(1, round(math.exp((log - most) / temperature) * _STEPS)) for log in logs)
