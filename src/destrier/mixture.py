@@ -437,7 +437,9 @@ class Mixture(Streaming):
         self._agreed = self._adopted if self._agreed is stream else None
         self._stream, self._position = self._adopted, position
         self._place()
-        if live is not None:
+        if live is None:
+            self._stop()  # what was read ahead is of the old weights
+        else:
             live.restart()
 
     # ---- pickling -------------------------------------------------------------------------------
