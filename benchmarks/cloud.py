@@ -7,6 +7,7 @@ with the better of 0 and 2 workers. Every run is a process of its own, in interl
 
     python benchmarks/cloud.py [--quick] [NAME ...]
 
+What the store can give at all, to eight threads that read ranges of 8 MB, is measured beside them.
 The names are those of workloads and loaders, which are all run by default. LitData is read by
 boto3: with obstore installed, it accepts no address without TLS.
 """
@@ -39,6 +40,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))  # the server an
 HERE = Path(__file__)
 BLOCK = 2_049
 PIECE = 5_000
+RANGE = 8 << 20
 FORMATS = {"litdata": "litdata", "mosaic": "mds", "webdataset": "tars"}  # all others: lance
 OURS = ("defaults", "clump 1")
 
@@ -60,8 +62,8 @@ class Workload:
 
 WORKLOADS = {
     "small": Workload((2_000_000, 200_000), 1024, 40),
-    "tokens": Workload((20_000, 5_000), 128, 4 * BLOCK),
-    "jpeg": Workload((10_000, 4_000), 128, 25_000),
+    "tokens": Workload((60_000, 5_000), 128, 4 * BLOCK),
+    "jpeg": Workload((20_000, 4_000), 128, 25_000),
 }
 
 
@@ -80,7 +82,7 @@ class Mode:
     rounds: int
 
 
-FULL = Mode((0, 15, 50), 4.0, 2)
+FULL = Mode((0, 15, 50), 8.0, 2)
 QUICK = Mode((0, 15), 3.0, 1)
 
 
@@ -360,7 +362,40 @@ def _tokens(content: bytes) -> np.ndarray:
     return np.frombuffer(bytearray(content), np.int32)
 
 
+class Ranges:
+    """The files of the table in ranges of 8 MB by eight threads: what the store gives at most."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    def __iter__(self) -> Iterator[dict[str, list[bytes]]]:
+        """Ranges in parts of the bytes of a row."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        import pyarrow.fs as pafs
+
+        address = self.job.endpoint.removeprefix("http://")
+        store = pafs.S3FileSystem(endpoint_override=address, scheme="http", region="us-east-1")
+        folder = self.job.uri.removeprefix("s3://") + "/data"
+        ranges = [
+            (info.path, start, min(RANGE, info.size - start))
+            for info in store.get_file_info(pafs.FileSelector(folder))
+            for start in range(0, info.size, RANGE)
+        ]
+
+        def read(part: tuple[str, int, int]) -> dict[str, list[bytes]]:
+            path, start, size = part
+            with store.open_input_file(path) as file:
+                data = file.read_at(size, start)
+            width = WORKLOADS[self.job.workload].row_bytes
+            return {"value": [data[at : at + width] for at in range(0, size, width)]}
+
+        with ThreadPoolExecutor(8) as pool:
+            yield from pool.map(read, ranges)
+
+
 LOADERS: dict[str, Callable[[Job], Iterable[Any]]] = {
+    "ranges": Ranges,
     "destrier": destrier,
     "lancedb": lancedb,
     "litdata": litdata,
@@ -371,7 +406,8 @@ LOADERS: dict[str, Callable[[Job], Iterable[Any]]] = {
 
 # Imported before the clock starts.
 MODULES = {
-    "destrier": ("torch", "destrier", "lance"),
+    "ranges": ("pyarrow.fs",),
+    "destrier": ("torch", "destrier.loader", "lance"),
     "lancedb": ("torch", "lancedb.streaming"),
     "litdata": ("torch", "boto3", "litdata"),
     "mosaic": ("torch", "boto3", "streaming"),
@@ -445,7 +481,7 @@ def measure(
 
 def settings(loader: str) -> tuple[str, ...]:
     """What a loader is run with."""
-    return OURS if loader == "destrier" else ("0", "2")
+    return {"destrier": OURS, "ranges": ("plain",)}.get(loader, ("0", "2"))
 
 
 def main(mode: Mode, chosen: list[str]) -> None:
@@ -497,23 +533,28 @@ def main(mode: Mode, chosen: list[str]) -> None:
 
 
 def summary(results: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
-    """Medians, and ours to the best peer."""
+    """Medians, and ours to the best peer and to plain reads of ranges."""
     medians = {
         key: {name: statistics.median(run[name] for run in runs) for name in runs[0]}
         for key, runs in results.items()
     }
-    ratios = {}
+    ratios, shares = {}, {}
     for key in medians:
         where, loader, setting = key.rsplit(", ", 2)
         if loader == "destrier":
             peers = [
                 value["rate"]
                 for other, value in medians.items()
-                if other.startswith(where + ", ") and ", destrier, " not in other
+                if other.startswith(where + ", ")
+                and ", destrier, " not in other
+                and ", ranges, " not in other
             ]
+            limit = medians.get(f"{where}, ranges, plain")
+            if limit:
+                shares[f"{where}, {setting}"] = medians[key]["rate"] / limit["rate"]
             if peers:
                 ratios[f"{where}, {setting}"] = medians[key]["rate"] / max(peers)
-    return {"runs": medians, "to_best_peer": ratios}
+    return {"runs": medians, "to_best_peer": ratios, "of_plain_ranges": shares}
 
 
 def parse() -> argparse.Namespace:

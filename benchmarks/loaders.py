@@ -236,8 +236,8 @@ class Offsets:
         self.kept: np.ndarray | None = None
         self.rows = self._open().count_rows()
         if self.load.filter is not None:
-            scanned = self._open().to_table([], filter=self.load.filter, with_row_address=True)
-            self.kept = scanned["_rowaddr"].to_numpy()  # one fragment: addresses are offsets
+            scanned = self._open().to_table(["_rowoffset"], filter=self.load.filter)
+            self.kept = scanned["_rowoffset"].to_numpy().astype(np.int64)
             self.rows = len(self.kept)
         self.dataset = None  # a worker process opens its own
 

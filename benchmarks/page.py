@@ -11,6 +11,7 @@ from common import HERE, OUT
 from comparison import README_MARKS, paragraph, readme_table, shown
 from comparison import section as throughput_section
 from sections import cache_section, decode_section
+from shaped import cloud_section, mixture_section, packing_section, views_section
 
 CASES = {
     "plain": "no filter",
@@ -226,6 +227,10 @@ def main() -> None:
         ("links", links_section),
         ("decode", lambda result: decode_section(result, machine(result))),
         ("cache", lambda result: cache_section(result, machine(result))),
+        ("cloud", lambda result: cloud_section(result, machine(result))),
+        ("views", lambda result: views_section(result, machine(result))),
+        ("mixture", lambda result: mixture_section(result, machine(result))),
+        ("packing", lambda result: packing_section(result, machine(result))),
         ("ingest", ingest_section),
     )
     page = HERE.parent / "docs" / "benchmarks.md"

@@ -7,25 +7,33 @@ own tests, is taken for granted.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 import torch
 
+import packed
 import tables
 from destrier import (
     Order,
+    Packed,
     Permutation,
     PermutationBuilder,
     StreamingDataLoader,
     StreamingDataset,
+    View,
+    split,
+    subsample,
+    subset,
 )
+from destrier.keyed import BUCKET_KEY, PACKING_KEY, SUBSAMPLE_KEY, epoch_key, mix, permute, subkey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -49,7 +57,15 @@ KINDS = (
     "built part",
     "curriculum",
     "permutation shuffled",
+    "view of a split",
+    "view with a filter",
+    "subsample above 1",
+    "packed",
+    "packed best fit",
+    "by length",
 )
+KINDS_OF_BATCHES = ("packed", "packed best fit", "by length")  # no rows of a table, or no row mode
+BLOCK = 3  # tokens of a packed block: documents have 0 to 4
 
 
 # ---- kinds of stream --------------------------------------------------------------------------
@@ -87,6 +103,11 @@ class AnyKind(Protocol):
         ...
 
     @property
+    def columns(self) -> list[str] | None:
+        """The columns that are read."""
+        ...
+
+    @property
     def any_batch(self) -> bool:
         """Whether a run can go on with another batch size."""
         ...
@@ -111,7 +132,7 @@ class AnyKind(Protocol):
         """The rows of a batch, of which each is the one that its id says."""
         ...
 
-    def check_coverage(self, rows: list[Any]) -> None:
+    def check_coverage(self, rows: list[Any], state: dict[str, Any], epoch: int) -> None:
         """Raise unless the rows are those of a whole epoch."""
         ...
 
@@ -121,14 +142,14 @@ class Kind:
     """A kind of stream over one table.
 
     Attributes:
-        path: The table.
+        path: The table, or a view of it.
         ids: Row offset → id.
         options: What StreamingDataset is given.
         listed: Row offsets in the order of positions: the selection, or the listing.
         fixed: Whether the listing itself is the order, in every epoch.
     """
 
-    path: str
+    path: Any
     ids: np.ndarray[Any, Any]
     options: dict[str, Any]
     listed: np.ndarray[Any, Any]
@@ -136,43 +157,176 @@ class Kind:
     unit = 1
     any_batch = True
 
-    def make(self, **options: Any) -> StreamingDataset:
-        """Make such a stream."""
-        return StreamingDataset(self.path, **{**self.options, **options})
+    @property
+    def uri(self) -> str:
+        """Where the table lies."""
+        return str(self.path.table.uri if isinstance(self.path, View) else self.path)
 
-    def samples(self, state: dict[str, Any]) -> int:  # noqa: ARG002 - of mixtures it says so
+    @property
+    def count(self) -> int:
         """Samples in an epoch."""
         return len(self.listed)
 
+    @property
+    def source(self) -> Any:
+        """What is streamed."""
+        return self.path
+
+    @property
+    def columns(self) -> list[str] | None:
+        """The columns that are read."""
+        return COLUMNS
+
+    def chosen(self, state: dict[str, Any], epoch: int) -> list[int]:  # noqa: ARG002 - of others
+        """Return the row offsets of an epoch, in any order."""
+        return self.listed.tolist()
+
+    def make(self, **options: Any) -> StreamingDataset:
+        """Make such a stream."""
+        return StreamingDataset(self.source, **{**self.options, **options})
+
+    def samples(self, state: dict[str, Any]) -> int:  # noqa: ARG002 - of mixtures it says so
+        """Samples in an epoch."""
+        return self.count
+
     def plan(self, state: dict[str, Any], epoch: int) -> Plan:
         """Write down an epoch; sizes that were chosen are taken from a state."""
-        offsets = self._offsets(state, epoch)
-        ids = self.ids[offsets].tolist() if len(self.ids) else []
-        return Plan(offsets, ids, lambda g: g % state["num_splits"])
+        offsets = self.offsets(state, epoch)
+        return Plan(offsets, self.ids_of(offsets), lambda g: g % state["num_splits"])
+
+    def ids_of(self, offsets: list[int]) -> list[int]:
+        """Return the ids of rows."""
+        return self.ids[offsets].tolist() if len(self.ids) else []
 
     def repeats(self, state: dict[str, Any]) -> bool:
         """Whether every epoch is the same."""
         return self.fixed or not state["shuffle"]
 
     def locate(self, batch: dict[str, Any]) -> list[int]:
-        """The row offsets of a batch, which have its ids."""
+        """The row offsets of a batch, which has their values."""
         offsets: list[int] = batch["row_offset"].tolist()
         assert batch["id"].tolist() == self.ids[offsets].tolist()
+        check_values(batch)
         return offsets
 
-    def check_coverage(self, rows: list[Any]) -> None:
+    def check_coverage(self, rows: list[Any], state: dict[str, Any], epoch: int) -> None:
         """Raise unless every row that is listed comes just as often."""
-        assert sorted(rows) == sorted(self.listed.tolist())
+        assert sorted(rows) == sorted(self.chosen(state, epoch))
 
-    def _offsets(self, state: dict[str, Any], epoch: int) -> list[int]:
+    def offsets(self, state: dict[str, Any], epoch: int) -> list[int]:
+        """Return the row offset of every sample of an epoch; sizes are taken from a state."""
         if self.fixed:
             return self.listed.tolist()
         names = ("shuffle_seed", "num_splits", "clump_size", "window", "shuffle")
         sizes = (state[name] for name in names)
-        return self.listed[_positions(len(self.listed), epoch, *sizes)].tolist()
+        chosen = np.array(self.chosen(state, epoch))
+        return chosen[_positions(self.count, epoch, *sizes)].tolist()
 
 
-def make_kind(  # noqa: C901, PLR0911 - one branch a kind
+def check_values(batch: dict[str, Any]) -> None:
+    """Check every value of a batch against its row's id."""
+    ids = batch["id"].numpy()
+    assert batch["id"].dtype == torch.int64
+    assert batch["label"].tolist() == (ids % tables.CLASSES).tolist()
+    assert batch["label"].dtype == torch.int32
+    assert batch["vector"].shape == (len(ids), 4)
+    expected = (ids[:, None] + np.arange(4) / 4).astype(np.float32)
+    assert np.array_equal(batch["vector"].numpy(), expected)
+    assert batch["name"] == [f"row {i}" for i in ids.tolist()]
+    assert [t.tolist() for t in batch["tokens"]] == [tokens_of(i) for i in ids.tolist()]
+
+
+def tokens_of(i: int) -> list[int]:
+    """Return the tokens of the row with this id."""
+    return list(range(i, i + i % 5))
+
+
+@dataclass(frozen=True)
+class PackedKind(Kind):
+    """A stream of blocks; row offsets are their addresses, and ``listed`` their numbers.
+
+    Attributes:
+        packing: What Packed is given.
+        documents: The tokens of the selected rows.
+    """
+
+    packing: dict[str, Any] = field(default_factory=dict)
+    documents: list[list[int]] = field(default_factory=list)
+
+    @property
+    def source(self) -> Any:
+        return Packed(self.path, block_size=BLOCK, labels=True, documents=True, **self.packing)
+
+    @property
+    def columns(self) -> list[str] | None:
+        return None
+
+    @cached_property
+    def line(self) -> list[tuple[int, int]]:
+        """All tokens: document and place."""
+        return [(d, i) for d, tokens in enumerate(self.documents) for i in range(len(tokens))]
+
+    @cached_property
+    def windows(self) -> list[packed.Block]:
+        """All blocks of best fit."""
+        lengths = [len(tokens) for tokens in self.documents]
+        return packed.windows(lengths, BLOCK, self.packing["window"])
+
+    def chosen(self, state: dict[str, Any], epoch: int) -> list[int]:
+        if "window" in self.packing:
+            return self.listed.tolist()
+        total = len(self.line)
+        key = subkey(epoch_key(state["shuffle_seed"], epoch), PACKING_KEY)
+        first = (key * total) >> 64
+        return [(first + b * BLOCK) % total for b in range(self.count)]
+
+    def ids_of(self, offsets: list[int]) -> list[int]:  # noqa: ARG002 - blocks have none
+        return []
+
+    def locate(self, batch: dict[str, Any]) -> list[int]:
+        addresses: list[int] = batch["row_offset"].tolist()
+        for i, address in enumerate(addresses):
+            if "window" in self.packing:
+                block = self.windows[address]
+            else:
+                (block,) = packed.cut(self.line, [address], BLOCK, circle=True)
+            wanted = packed.columns(block, self.documents, BLOCK)
+            assert {name: batch[name][i].tolist() for name in wanted} == wanted
+        return addresses
+
+
+@dataclass(frozen=True)
+class BucketKind(Kind):
+    """A stream of batches of like length, from the definition."""
+
+    def offsets(self, state: dict[str, Any], epoch: int) -> list[int]:
+        base = super().offsets(state, epoch)
+        _, window, batch = json.loads(state["buckets"])
+        splits, size = state["num_splits"], window * batch
+        key = subkey(epoch_key(state["shuffle_seed"], epoch), BUCKET_KEY)
+
+        def by_lane(samples: list[int]) -> list[int]:
+            return sorted(samples, key=lambda g: (g % splits, g))
+
+        out = [-1] * len(base)
+        for first in range(0, len(base), size):
+            samples = list(range(first, min(first + size, len(base))))
+            samples.sort(key=lambda g: len(tokens_of(self.ids[base[g]])))
+            count = -(-len(samples) // batch)
+            turn = sorted(range(count), key=lambda i: mix((first + i) ^ key))
+            sizes = [batch] * count
+            sizes[turn[-1]] = len(samples) - batch * (count - 1)
+            batches = [[samples.pop(0) for _ in range(n)] for n in sizes]
+            place = first
+            for i in turn:
+                places = by_lane(list(range(place, place + sizes[i])))
+                for at, g in zip(places, by_lane(batches[i]), strict=True):
+                    out[at] = base[g]
+                place += sizes[i]
+        return out
+
+
+def make_kind(  # noqa: C901, PLR0911, PLR0912 - one branch a kind
     name: str, path: str, ids: np.ndarray[Any, Any], folder: Path
 ) -> Kind:
     """Make one of `KINDS` over the varied table; what it needs is written into a folder."""
@@ -203,6 +357,19 @@ def make_kind(  # noqa: C901, PLR0911 - one branch a kind
         parts = builder.split_random(ratios=[0.8, 0.2], seed=3, names=["train", "val"]).execute()
         listed = parts["train"].to_arrow()["row_offset"].to_numpy()
         return Kind(path, ids, {"permutation": parts["train"]}, listed, fixed=True)
+    if name == "view of a split":
+        builder = PermutationBuilder(path).split_random(counts=[702, 301], seed=3)
+        listed = builder.execute()["0"].to_arrow()["row_offset"].to_numpy()
+        return Kind(split(path, [0.7, 0.3], seed=3)[0], ids, {"shuffle_seed": 6, **clumps}, listed)
+    if name == "view with a filter":
+        view = subset(path, slice(100, 900))
+        return Kind(
+            view, ids, {"filter": "label < 7"}, labelled[(labelled >= 100) & (labelled < 900)]
+        )
+    if name == "subsample above 1":
+        line = permute(everything, len(ids), subkey(epoch_key(2, 0), SUBSAMPLE_KEY))
+        listed = np.concatenate([everything, everything[line < round(0.5 * len(ids))]])
+        return Kind(subsample(path, 1.5, seed=2), ids, {}, listed)
     curriculum = np.concatenate([everything[:300], everything[100:200], everything[::-2]])
     given = pa.table({"row_offset": curriculum})
     if name == "curriculum":
@@ -210,7 +377,29 @@ def make_kind(  # noqa: C901, PLR0911 - one branch a kind
     if name == "permutation shuffled":
         options = {"permutation": given, "shuffle": True, "shuffle_seed": 2, **clumps}
         return Kind(path, ids, options, curriculum)
+    if name == "packed":
+        kind = PackedKind(path, ids, clumps, everything, packing={}, documents=tokens(ids))
+        return replace(kind, listed=np.arange(len(kind.line) // BLOCK))
+    if name == "packed best fit":
+        kind = PackedKind(
+            path,
+            ids,
+            {"filter": "label < 7", **clumps},
+            everything,
+            packing={"how": "best_fit", "pad_id": 0, "window": 64},
+            documents=tokens(ids[labelled]),
+        )
+        return replace(kind, listed=np.arange(len(kind.windows)))
+    if name == "by length":
+        return BucketKind(
+            path, ids, {"bucket_by": "tokens", "bucket_window": 3, **clumps}, everything
+        )
     raise AssertionError(name)
+
+
+def tokens(ids: np.ndarray[Any, Any]) -> list[list[int]]:
+    """Return the tokens of some rows."""
+    return [tokens_of(i) for i in ids.tolist()]
 
 
 # ---- the slow plan ----------------------------------------------------------------------------
@@ -269,7 +458,7 @@ class Batch:
 @contextmanager
 def opened(face: str, kind: AnyKind, *, batch: int, **options: Any) -> Iterator[Any]:
     """Open a stream through our loader or through the dataset's batch mode; close it after."""
-    settings = {"columns": COLUMNS, **options}
+    settings = {"columns": kind.columns, **options}
     own = {k: settings.pop(k) for k in ("remainder", "uneven") if k in settings}
     own.update(global_batch_size=batch, with_index=True)
     if face == "loader":
@@ -285,18 +474,8 @@ def opened(face: str, kind: AnyKind, *, batch: int, **options: Any) -> Iterator[
 def check(kind: AnyKind, batch: dict[str, Any]) -> Batch:
     """Check every value of a batch against its row."""
     samples, offsets = batch["sample_index"], batch["row_offset"]
-    assert samples.dtype == offsets.dtype == batch["id"].dtype == torch.int64
-    ids = batch["id"].numpy()
+    assert samples.dtype == offsets.dtype == torch.int64
     rows = kind.locate(batch)
-    assert batch["label"].tolist() == (ids % tables.CLASSES).tolist()
-    assert batch["label"].dtype == torch.int32
-    assert batch["vector"].shape == (len(ids), 4)
-    expected = (ids[:, None] + np.arange(4) / 4).astype(np.float32)
-    assert np.array_equal(batch["vector"].numpy(), expected)
-    assert batch["name"] == [f"row {i}" for i in ids.tolist()]
-    assert [t.tolist() for t in batch["tokens"]] == [
-        list(range(i, i + i % 5)) for i in ids.tolist()
-    ]
     mask = tuple(batch["mask"].tolist()) if "mask" in batch else None
     return Batch(tuple(samples.tolist()), tuple(rows), mask)
 

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     import numpy as np
 
 
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Name functions without their address: all processes must name tests alike."""
+    return getattr(val, "__name__", None) if callable(val) else None
+
+
 class Made(NamedTuple):
     """A table on disk and what is in it."""
 

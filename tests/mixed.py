@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 import tables
-from battery import Kind, Plan
+from battery import COLUMNS, Kind, Plan
 from destrier import Mixture
 from slow_mixture import SlowCourse
 
@@ -167,7 +167,12 @@ class Mixed:
             assert batch["source"] == [name.partition("/")[0] for name, _ in rows]
         return rows
 
-    def check_coverage(self, rows: list[Any]) -> None:
+    @property
+    def columns(self) -> list[str]:
+        """The columns that are read."""
+        return COLUMNS
+
+    def check_coverage(self, rows: list[Any], state: Any, epoch: int) -> None:  # noqa: ARG002
         """Raise unless no row of a table comes twice more often than another one of it."""
         times = Counter(rows)
         if "weights" not in self.options:

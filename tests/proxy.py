@@ -73,7 +73,7 @@ class Proxy:
         self._loop.close()
 
     async def _serve(self) -> None:
-        server = await self._loop.create_server(lambda: _Client(self), "127.0.0.1", 0)
+        server = await self._loop.create_server(lambda: _Client(self), "127.0.0.1", 0, backlog=4096)
         self.port = server.sockets[0].getsockname()[1]
         self._ready.set()
         await self._ended.wait()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,14 @@ import pyarrow as pa
 import pytest
 
 import tables
-from destrier import Permutation, StreamingDataLoader, StreamingDataset, __version__
+from destrier import (
+    Mixture,
+    Packed,
+    Permutation,
+    StreamingDataLoader,
+    StreamingDataset,
+    __version__,
+)
 from destrier.cli import main
 from destrier.report import design_effect
 
@@ -203,6 +212,28 @@ def test_plan_in_words(capsys, table_path):
         assert words in out
 
 
+@pytest.mark.parametrize(
+    "options", [(), ("--how", "best_fit", "--pad-id", 0)], ids=["concatenate", "best fit"]
+)
+def test_plan_of_packed_blocks(capsys, table_path, options):
+    sizes = ("--block-size", 3, *options, "--global-batch", 24, "--seed", 5, "--step", 3)
+    report = answer(capsys, "plan", table_path, *sizes, "--filter", "label < 7")
+    how = {"how": "best_fit", "pad_id": 0} if options else {}
+    packed = Packed(table_path, block_size=3, **how)
+    assert report["packing"] == dataclasses.asdict(packed.report(filter="label < 7"))
+    dataset = StreamingDataset(packed, filter="label < 7", shuffle_seed=5)
+    with StreamingDataLoader(dataset, batch_size=24, with_index=True) as loader:
+        loader.skip(3)
+        assert next(iter(loader))["row_offset"].tolist() == report["shares"][0]["rows"]
+        assert len(loader) == report["steps"]
+    assert (report["columns"], report["read_columns"]) == (["input_ids"], ["tokens"])
+    assert 0 < report["requests_a_step"] <= 24 * 3
+    code, out, err = run(capsys, "plan", table_path, *sizes)
+    assert (code, err) == (0, "")
+    for words in ("documents:", "of 3 tokens", "pads", "deff"):
+        assert words in out
+
+
 def test_plan_counts_reads_and_open_rows(capsys, tmp_path: Path):
     tables.plain_table(tmp_path / "plain.lance", 40_000)
     sizes = ("--global-batch", 64, "--num-splits", 64, "--clump-size", 16, "--window", 4)
@@ -239,6 +270,88 @@ def test_a_plan_holds_what_a_loader_holds(capsys, tmp_path: Path):
         assert report["open_bytes"] == report["open_rows"] * loader._runner.work.feed.row_bytes
         assert report["held"] == loader._runner.work.feed.held
         assert loader._runner.work.feed.row_bytes > 3000
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> dict[str, str]:
+    """Make tables of 700, 300 and 50 rows."""
+    paths = {name: str(tmp_path / f"{name}.lance") for name in ("web", "code", "books")}
+    for path, rows in zip(paths.values(), (700, 300, 50), strict=True):
+        tables.plain_table(path, rows)
+    return paths
+
+
+def test_plan_of_a_mixture_counts_what_loaders_deliver(capsys, three):
+    weights = {"web": 4, "code": 3, "books": 1}
+    given = ("--weights", 4, 3, 1, "--stop", "all_exhausted", "--seed", 5, "--epoch", 1)
+    sizes = ("--global-batch", 40, "--world-size", 2, "--step", 3)
+    report = answer(capsys, "plan", *three.values(), *given, *sizes)
+    shares = []
+    for rank in range(2):
+        mixture = Mixture(
+            {name: StreamingDataset(path, shuffle_seed=5) for name, path in three.items()},
+            weights=weights,
+            stop="all_exhausted",
+            seed=5,
+            source_column="from",
+            epoch=1,
+            rank=rank,
+            world_size=2,
+        )
+        with StreamingDataLoader(mixture, global_batch_size=40) as loader:
+            shares.append([Counter(batch["from"]) for batch in loader])
+            assert report["steps"] == report["looked_at_steps"] == len(shares[-1]) == len(loader)
+    steps = [sum(share, Counter()) for share in zip(*shares, strict=True)]
+    assert report["shares"] == [{name: own[3][name] for name in three} for own in shares]
+    epoch = report["steps"] * 40 + report["surplus_rows"]
+    assert sum(source["samples"] for source in report["sources"]) == epoch
+    for source, (name, weight) in zip(report["sources"], weights.items(), strict=True):
+        assert source["name"] == name
+        assert source["share"] == weight / 8
+        assert source["samples"] == epoch * weight // 8
+        assert source["times"] == source["samples"] / source["rows"] >= 1
+        per_step = [step[name] for step in steps]
+        assert source["least_a_step"] == min(per_step)
+        assert source["most_a_step"] == max(per_step)
+        assert source["held"] == "all"
+        assert source["held_bytes"] > 0
+
+
+def test_plan_of_a_mixture_in_words(capsys, three):
+    some = ("plan", three["web"], f"b={three['code']}", "--global-batch", 32, "--world-size", 2)
+    code, out, err = run(capsys, *some)
+    assert (code, err) == (0, "")
+    for said in ("every row of every source once", "31 steps of 32 rows, 8 rows over", "rank 1: "):
+        assert said in out
+    (line,) = [line for line in out.splitlines() if line.startswith("b ")]
+    assert line.split()[:5] == ["b", "300", "30", "%", "300"]
+    code, out, err = run(capsys, *some, "--weights", 1, 1, "--stop", "never")
+    assert (code, err) == (0, "")
+    assert "without end" in out
+    report = answer(capsys, *some, "--temperature", 1e9, "--batching", "stratified")
+    assert [source["least_a_step"] for source in report["sources"]] == [16, 16]
+    assert report["slots"] == 32
+    one = answer(capsys, "plan", three["books"], "--length", 1000)
+    assert [(s["name"], s["samples"], s["times"]) for s in one["sources"]] == [("books", 1000, 20)]
+
+
+def test_plans_of_mixtures_that_cannot_be(capsys, three):
+    web, code_, _ = three.values()
+    for given, said in (
+        ((web, web), "two tables are called 'web'; give them names: a="),
+        ((web, code_, "--weights", 1), "1 --weights for 2 tables: web, code"),
+        ((web, code_, "--weights", 1, -1), "-1"),
+        ((web, code_, "--table-version", 1), "--table-version is for a plan of one table"),
+        ((web, code_, "--step", 10**6), "the epoch has the steps 0 to"),
+        ((web, code_, "--weights", 1, 1, "--length", 9, "--stop", "never"), "both given"),
+        ((web, code_, "--columns", "nix"), "nix"),
+        ((web, code_, "--world-size", 3), "--world-size 3"),
+    ):
+        code, out, err = run(capsys, "plan", *given)
+        assert (code, out) == (1, ""), given
+        assert err.startswith("destrier: error: ")
+        assert said in err
+        assert err.count("\n") == 1
 
 
 def test_plan_without_a_shuffle(capsys, table_path):

@@ -14,6 +14,7 @@ from PIL import Image
 
 from destrier import Image as Wanted
 from destrier import StreamingDataLoader, StreamingDataset, images, jpeg
+from destrier.columns import from_arrow
 from destrier.errors import ArgumentError, DecodeError
 from destrier.images import decode_image, decode_images
 from destrier.memory import fresh
@@ -342,3 +343,46 @@ def test_images_of_several_sizes_may_be_written_to(mode: str, kind: str) -> None
     assert not errors
     assert [image.shape[1] for image in found] == [8, 9, 10, 10]
     assert all(image.flags.writeable for image in found)
+
+
+def test_views_of_files_give_the_pixels_and_errors_of_their_bytes(monkeypatch):
+    large = encoded(picture(600, 400), quality=100)  # so that they are large in the mean
+    files = [large, *KINDS.values(), png(), b"", b"<html>", KINDS["4:2:0"][:300], None]
+    small = from_arrow(pa.array([b"a", None, b"b"]), views=True)
+    assert small.values.tolist() == [b"a", None, b"b"]
+    skipped = pa.array([b"no", *files, bytes(1 << 20)]).slice(1, len(files))
+    views = from_arrow(skipped, views=True).values
+    assert {type(value) for value in views} == {memoryview, type(None)}
+    assert [value and bytes(value) for value in views] == [
+        value and bytes(value) for value in files
+    ]
+    for library in (True, False):
+        if not library:
+            without_simplejpeg(monkeypatch)
+        found = decode_images(views, Wanted())
+        wanted = decode_images(np.array(files, np.object_), Wanted())
+        assert found[1] == wanted[1]
+        assert len(wanted[1]) >= 3
+        for mine, theirs in zip(found[0], wanted[0], strict=True):
+            assert np.array_equal(mine, theirs)
+
+
+def test_only_columns_that_are_decoded_are_held_as_views(tmp_path):
+    files = [encoded(picture(64, 64, seed), quality=95) for seed in range(40)]
+    table = pa.table({"image": files, "file": files})
+    lance.write_dataset(table, str(tmp_path / "two.lance"))
+    for prefetch_bytes in (1 << 20, 1 << 28):  # single shares, all
+        with StreamingDataLoader(
+            str(tmp_path / "two.lance"),
+            batch_size=10,
+            decode={"image": "rgb"},
+            prefetch_bytes=prefetch_bytes,
+            with_index=True,
+        ) as loader:
+            for batch in loader:
+                for pixels, file, row in zip(
+                    batch["image"], batch["file"], batch["row_offset"].tolist(), strict=True
+                ):
+                    assert type(file) is bytes
+                    assert file == files[row]
+                    assert np.array_equal(pixels.permute(1, 2, 0), with_pillow(file, "RGB"))

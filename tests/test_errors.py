@@ -19,6 +19,7 @@ TREE = {
     "LinkError": (errors.ReadError, OSError),
     "MissingDependencyError": (errors.DestrierError, ImportError),
     "MissingKeyError": (errors.ArgumentError, KeyError),
+    "MissingRowError": (errors.ArgumentError, IndexError),
     "ReadError": (errors.RowError, OSError),
     "RowError": (errors.DestrierError, RuntimeError),
     "SchemaError": (errors.SourceError, TypeError),

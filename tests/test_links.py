@@ -8,6 +8,7 @@ import re
 import shutil
 import zlib
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -33,11 +34,12 @@ from destrier.errors import StorageError
 from destrier.files import Store
 from destrier.links import relinking
 from destrier.links.columns import delivered_columns, outside_row_bytes
-from destrier.links.files import open_linked, read_linked
+from destrier.links.files import open_linked, read_at_once, read_linked
 from destrier.links.relinking import relink
 from destrier.read import Reader
 from destrier.report import report_plan
-from destrier.stream import Settings, resolve_stream
+from destrier.resolving import resolve_stream
+from destrier.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -296,6 +298,7 @@ def test_files_are_closed_and_few_are_open(tmp_path: Path, monkeypatch: pytest.M
         read_linked(*arguments)
 
     monkeypatch.setattr("destrier.links.reader.read_linked", counting)
+    monkeypatch.setattr("destrier.links.reader.read_at_once", lambda *_: False)
     reader = Reader(open_table(path), ["image"])
     found = reader.read(np.arange(270)).batch.column(0).to_pylist()
     assert found == [payload(i) for i in range(300) if i % 10 != 3]
@@ -399,6 +402,36 @@ def test_a_changed_file_is_seen_after_it_was_mended(linked: Linked) -> None:
         reader.read(np.array([0]))
     os.utime(linked.files[0], ns=(info.st_atime_ns, info.st_mtime_ns))
     assert reader.read(np.array([0])).batch.column(0)[0].as_py() == payload(0)
+
+
+def test_a_file_cut_after_it_was_opened_is_an_error(
+    linked: Linked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened(uri: str, path: str, size: int, stamp: int) -> int:
+        descriptor = open_linked(uri, path, size, stamp)
+        os.truncate(path, 10)
+        return descriptor
+
+    monkeypatch.setattr("destrier.links.reader.open_linked", opened)
+    with pytest.raises(LinkError, match="was cut while it was read"):
+        Reader(open_table(linked.path), ["image"]).read(np.arange(8))
+
+
+@pytest.mark.parametrize("every", [1, 2, 5])
+def test_values_that_are_not_in_memory_are_read_from_the_disk(
+    linked: Linked, monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    calls = count(1)
+
+    def at_once(descriptor: int, position: int, into: memoryview) -> bool:
+        if next(calls) % every:
+            return read_at_once(descriptor, position, into)
+        into[: len(into) // 2] = b"?" * (len(into) // 2)  # memory may be filled in part
+        return False
+
+    monkeypatch.setattr("destrier.links.reader.read_at_once", at_once)
+    found = Reader(open_table(linked.path), ["image"]).read(np.arange(len(linked.values)))
+    assert found.batch.column(0).to_pylist() == linked.values
 
 
 def test_a_file_cut_while_it_is_read_is_an_error_not_a_crash(linked: Linked) -> None:

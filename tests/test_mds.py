@@ -286,7 +286,7 @@ def changed(plain: Path, change: Callable[[list[dict[str, Any]]], Any]) -> Sourc
         (lambda r: r.clear(), "no shards"),
         (lambda r: r.insert(0, 7), "no object but 7"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_an_index_that_is_wrong(plain: Path, change: Callable[..., Any], problem: str) -> None:
     error = changed(plain, change)

@@ -995,6 +995,26 @@ def test_a_freed_batch_is_let_go(no_collector: None) -> None:
     assert pool.take(np.empty(0, np.int64)).num_rows == 0
 
 
+def test_what_views_look_into_is_let_go_with_the_last_of_them(no_collector: None) -> None:
+    one = rows_of({"image": [b"a" * 4000, b"b" * 4000, None], "id": [1, 2, 3]})
+    pool = ColumnPool(one.batch.schema, {"image"})
+    pool.reserve(4)
+    before = pa.total_allocated_bytes()
+    more = pa.array([b"c" * (1 << 20), b"d" * (1 << 20)])
+    two = Rows(pa.record_batch({"image": more, "id": [4, 5]}), None)
+    pool.put(np.array([0, 1, 2]), one)
+    pool.put(np.array([3, 0]), two)
+    del more, two
+    found = pool.take(np.array([3, 1, 2]))["image"].values
+    assert [type(value) for value in found] == [memoryview, memoryview, type(None)]
+    assert bytes(found[1]) == b"b" * 4000
+    del found
+    pool.free(3, 4)
+    assert pa.total_allocated_bytes() >= before + (2 << 20)
+    pool.free(0, 1)
+    assert pa.total_allocated_bytes() < before + (1 << 20)
+
+
 def test_a_freed_object_is_let_go_and_nulls_do_not_stay(no_collector: None) -> None:
     first = rows_of({"a": [None, 2], "s": ["x" * 100, None]})
     pool = ColumnPool(first.batch.schema)

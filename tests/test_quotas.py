@@ -188,7 +188,7 @@ def test_a_quota_of_just_one_slot_is_enough() -> None:
 
 @pytest.mark.parametrize("weights", [[1, 1e-9], [1e308, 1e-308], [1, 5e-324], [2**200, 1]])
 def test_weights_too_far_apart_are_refused(weights: list[float]) -> None:
-    window = default_window(exact_shares(weights))
+    window = default_window(exact_shares(weights), [1 << 20] * len(weights))
     with pytest.raises(ArgumentError, match=f"at most {LARGEST_WINDOW} .* weight is too small"):
         quotas(weights, window)
 
@@ -196,7 +196,7 @@ def test_weights_too_far_apart_are_refused(weights: list[float]) -> None:
 @pytest.mark.parametrize("scale", [1e-320, 1e-300, 1, 1e300, 2**2000])
 def test_only_the_proportion_of_weights_counts(scale: Any) -> None:
     weights = [3 * scale, 1 * scale]
-    assert default_window(exact_shares(weights)) == 1024
+    assert default_window(exact_shares(weights), [1 << 20] * len(weights)) == 1024
     one, other = quotas(weights, 64).slots(np.arange(256)), quotas([3, 1], 64).slots(np.arange(256))
     assert (one[0] == other[0]).all()
     assert (one[1] == other[1]).all()
@@ -205,10 +205,17 @@ def test_only_the_proportion_of_weights_counts(scale: Any) -> None:
 @given(weightings())
 @many
 def test_the_default_window_holds_every_quota(weights: list[float]) -> None:
-    window = default_window(exact_shares(weights))
-    assert window >= 1024
-    assert window & (window - 1) == 0
-    quotas(weights, window)
+    for slots in (1 << 20, 1000, 1):
+        window = default_window(exact_shares(weights), [slots] * len(weights))
+        assert window >= (1024 if slots == 1 << 20 else 1)
+        assert window & (window - 1) == 0
+        quotas(weights, window)
+
+
+def test_small_sources_have_windows_of_which_an_epoch_holds_many() -> None:
+    shares = exact_shares([1, 1])
+    assert default_window(shares, [560, 300]) == 8  # of 600 samples, 9 windows of 64 would be few
+    assert default_window(exact_shares([1, 999]), [10, 10]) == 1024  # one slot at least
 
 
 def test_vectors() -> None:

@@ -319,7 +319,10 @@ def kind(shared_table: Any, tmp_path: Path) -> battery.Kind:
     return battery.make_kind("clumps", str(shared_table.path), shared_table.ids, tmp_path)
 
 
-@pytest.mark.parametrize("name", [*battery.KINDS, *mixed.KINDS])
+OF_ROWS = [name for name in battery.KINDS if name not in battery.KINDS_OF_BATCHES]
+
+
+@pytest.mark.parametrize("name", [*OF_ROWS, *mixed.KINDS])
 def test_rows_are_the_definition(shared_table: Any, tmp_path: Path, name: str) -> None:
     path, ids_of = str(shared_table.path), shared_table.ids
     if name in mixed.KINDS:
@@ -478,7 +481,7 @@ def test_an_error_of_a_transform_names_its_kind(kind: battery.Kind) -> None:
 def test_our_misuse(table_path: str, table_ids: Any) -> None:
     with pytest.raises(ArgumentError, match="read_batch_size"):
         StreamingDataset(table_path, read_batch_size=0)
-    for name in ("pack_sequences", "eos_id", "pad_id", "blocks_per_epoch"):
+    for name in ("pack_sequences", "blocks_per_epoch"):
         with pytest.raises(ArgumentError, match=name):
             StreamingDataset(table_path, **{name: 8})
     with pytest.warns(DestrierWarning, match="io_queue_depth"):

@@ -26,6 +26,7 @@ if _TYPE_CHECKING:
         LinkError,
         MissingDependencyError,
         MissingKeyError,
+        MissingRowError,
         ReadError,
         RowError,
         SchemaError,
@@ -38,6 +39,7 @@ if _TYPE_CHECKING:
         WorkerError,
         WriteError,
     )
+    from destrier.evaluation import gather
     from destrier.exporting import export
     from destrier.images import Image
     from destrier.jobs.mapping import map
@@ -46,10 +48,17 @@ if _TYPE_CHECKING:
     from destrier.loader import StreamingDataLoader
     from destrier.mixture import Mixture, cycle
     from destrier.order import Order
+    from destrier.packing.packed import Packed
     from destrier.permutation import Permutation
+    from destrier.randomness import generators
+    from destrier.sampling import sample
+    from destrier.splitting import split
     from destrier.stats import Stats
+    from destrier.subsetting import concat, subsample, subset
     from destrier.table import open_table
     from destrier.verification import verify
+    from destrier.view import View
+    from destrier.zip import Zip
 
 __all__ = [
     "ALL_DONE",
@@ -66,8 +75,10 @@ __all__ = [
     "LinkError",
     "MissingDependencyError",
     "MissingKeyError",
+    "MissingRowError",
     "Mixture",
     "Order",
+    "Packed",
     "Permutation",
     "PermutationBuilder",
     "ReadError",
@@ -82,14 +93,19 @@ __all__ = [
     "TableError",
     "TransformError",
     "VersionError",
+    "View",
     "WorkerError",
     "WriteError",
+    "Zip",
     "add_columns",
     "append",
+    "concat",
     "convert",
     "cycle",
     "delete",
     "export",
+    "gather",
+    "generators",
     "get",
     "index",
     "link",
@@ -98,6 +114,10 @@ __all__ = [
     "open_table",
     "optimize",
     "relink",
+    "sample",
+    "split",
+    "subsample",
+    "subset",
     "tag",
     "update",
     "upsert",
@@ -120,6 +140,7 @@ _PLACES = {
     "get": "editing.lookup",
     "index": "editing.lookup",
     "merge": "editing.merging",
+    "gather": "evaluation",
     "export": "exporting",
     "Image": "images",
     "map": "jobs.mapping",
@@ -130,10 +151,19 @@ _PLACES = {
     "Mixture": "mixture",
     "cycle": "mixture",
     "Order": "order",
+    "Packed": "packing.packed",
     "Permutation": "permutation",
+    "sample": "sampling",
+    "split": "splitting",
     "Stats": "stats",
+    "concat": "subsetting",
+    "subsample": "subsetting",
+    "subset": "subsetting",
     "open_table": "table",
     "verify": "verification",
+    "View": "view",
+    "Zip": "zip",
+    "generators": "randomness",
 }
 
 

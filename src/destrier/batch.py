@@ -6,18 +6,20 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from destrier.columns import Column, take
+from destrier.columns import Column, Columns, take
 from destrier.counters import Counts
 from destrier.decode import Format, decode_rows, to_format
 from destrier.errors import (
     ArgumentError,
     ColumnError,
+    DecodeError,
     LengthError,
     RowError,
     TransformError,
@@ -33,15 +35,32 @@ __all__ = [
     "Finished",
     "Finisher",
     "OnError",
+    "Origin",
     "RawBatch",
     "batch_bytes",
     "check_extra_columns",
     "check_on_error",
+    "choose",
 ]
 
 OnError: TypeAlias = "Literal['raise', 'skip', 'fill'] | Callable[[Exception], bool]"
 INDEX_COLUMNS = ("sample_index", "row_offset")
 _LOOKED_INTO = 16
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Which rows some columns of a batch come from.
+
+    Attributes:
+        prefix: What the names of the columns begin with; all columns, if it is empty.
+        offsets: Row offset of each row.
+        sources: Of several tables, which one each row is of; None where it is the first one.
+    """
+
+    prefix: str
+    offsets: Ints
+    sources: Ints | None
 
 
 @dataclass
@@ -56,6 +75,7 @@ class RawBatch:
         errors: By position, the rows that could not.
         padded: With ``remainder="pad"``, which rows are repeats; None otherwise.
         sources: Of several tables, which one each row is of; None where there is one.
+        zipped: Of a zip, the rows of each source; offsets and sources are those of the first.
     """
 
     epoch: int
@@ -65,6 +85,12 @@ class RawBatch:
     errors: dict[int, RowError] = field(default_factory=dict)
     padded: NDArray[np.bool_] | None = None
     sources: Ints | None = None
+    zipped: Sequence[Origin] = ()
+
+    @property
+    def origins(self) -> Sequence[Origin]:
+        """Which rows its columns come from."""
+        return self.zipped or (Origin("", self.offsets, self.sources),)
 
 
 @dataclass
@@ -124,13 +150,11 @@ class Finisher:
             rows = np.delete(rows, list(errors))
         if isinstance(data, dict):
             with self._measured("decode", self.images, len(rows)):
-                data, undecoded = decode_rows(
-                    data, self.images, raw.offsets[rows], lambda i: self._table(raw, rows[i])
-                )
+                data, undecoded = self._decode(raw, data, rows)
             if undecoded:
                 errors.update({int(rows[i]): error for i, error in undecoded.items()})
                 keep = np.delete(np.arange(len(rows)), list(undecoded))
-                data, rows = _choose(data, keep), rows[keep]
+                data, rows = choose(data, keep), rows[keep]
         for position in sorted(errors):
             self._judge(errors[position])
         batch = self._attempt(raw, data, rows, errors)
@@ -140,9 +164,24 @@ class Finisher:
         failed = [errors[position] for position in sorted(errors)]
         return Finished(batch, failed)
 
-    def _table(self, raw: RawBatch, position: int) -> str:
+    def _decode(
+        self, raw: RawBatch, data: Columns, rows: Ints
+    ) -> tuple[Columns, dict[int, DecodeError]]:
+        """Decode the columns, in the names that their tables have for them."""
+        errors: dict[int, DecodeError] = {}
+        for origin in raw.origins:
+            start = len(origin.prefix)
+            own = {n[start:]: column for n, column in data.items() if n.startswith(origin.prefix)}
+            images = {n[start:]: i for n, i in self.images.items() if n.startswith(origin.prefix)}
+            tables = partial(self._table, origin, rows)
+            decoded, failed = decode_rows(own, images, origin.offsets[rows], tables)
+            data = {**data, **{origin.prefix + name: c for name, c in decoded.items()}}
+            errors = {**failed, **errors}
+        return data, errors
+
+    def _table(self, origin: Origin, rows: Ints, i: int) -> str:
         """The name of the table that a row is of."""
-        return self.tables[0 if raw.sources is None else int(raw.sources[position])]
+        return self.tables[0 if origin.sources is None else int(origin.sources[rows[i]])]
 
     def _measured(self, stage: str, work: object, rows: int) -> AbstractContextManager[None]:
         """Count a stage, if there is work for it."""
@@ -162,7 +201,7 @@ class Finisher:
         for i, position in enumerate(rows.tolist()):
             one = rows[i : i + 1]
             try:
-                self._deliver(raw, _choose(data, np.array([i])), one, one)
+                self._deliver(raw, choose(data, np.array([i])), one, one)
             except TransformError as error:
                 error.offset = int(raw.offsets[position])
                 self._judge(error)
@@ -175,7 +214,7 @@ class Finisher:
                 del first
         del first  # its traceback holds this frame
         keep = np.delete(np.arange(len(rows)), broken)
-        data, rows = _choose(data, keep), rows[keep]
+        data, rows = choose(data, keep), rows[keep]
         return self._deliver(raw, *self._fill(raw, data, rows, errors))
 
     def _judge(self, error: RowError) -> None:
@@ -196,13 +235,15 @@ class Finisher:
         before = np.where(earlier >= 0, positions - rows[np.maximum(earlier, 0)], np.inf)
         after = np.where(rows[later] >= positions, rows[later] - positions, np.inf)
         nearest = np.where(before <= after, earlier, later)
-        return _choose(data, nearest), positions, rows[nearest]
+        return choose(data, nearest), positions, rows[nearest]
 
     def _deliver(self, raw: RawBatch, data: Gathered, positions: Ints, sources: Ints) -> Any:
         offsets = raw.offsets[sources]
         extra: dict[str, NDArray[Any]] = {}
         if self.with_index:
-            extra = {"sample_index": raw.samples[positions], "row_offset": offsets}
+            extra = {"sample_index": raw.samples[positions]}
+            for origin in raw.origins:
+                extra[f"{origin.prefix}row_offset"] = origin.offsets[sources]
         if raw.padded is not None:
             extra["mask"] = raw.padded[positions]
         batch = self._form(data, extra)
@@ -220,7 +261,10 @@ class Finisher:
                 return batch  # a transform need not understand a batch of no rows
             what = f"a batch of {len(offsets)} rows of {', '.join(self.tables)}"
             if len(offsets) == 1:
-                what = f"row {offsets[0]} of {self._table(raw, sources[0])}"
+                what = " with ".join(
+                    f"row {origin.offsets[sources[0]]} of {self._table(origin, sources, 0)}"
+                    for origin in raw.origins
+                )
             raise TransformError(
                 f"the transform failed on {what}: {type(error).__name__}: {error}"
             ) from error
@@ -243,7 +287,8 @@ class Finisher:
         return seeds
 
 
-def _choose(data: Gathered, index: Ints) -> Gathered:
+def choose(data: Gathered, index: Ints) -> Gathered:
+    """Some rows, by position."""
     if isinstance(data, dict):
         return {name: take(column, index) for name, column in data.items()}
     return data.take(pa.array(index))
@@ -316,11 +361,20 @@ def batch_bytes(batch: Any) -> int:
 
 
 def check_extra_columns(
-    columns: Sequence[str], with_index: bool, remainder: Remainder, tables: Sequence[str]
+    columns: Sequence[str],
+    index_columns: Sequence[str],
+    remainder: Remainder,
+    tables: Sequence[str],
 ) -> None:
-    """Raise if a column that is added to batches has the name of one that is read."""
-    extra = [*(INDEX_COLUMNS if with_index else ()), *(("mask",) if remainder == "pad" else ())]
-    for name in extra:
+    """Raise if a column that is added to batches has the name of one that is read.
+
+    Args:
+        columns: That are read.
+        index_columns: That say where rows come from; none where nobody asks.
+        remainder: ``"pad"`` adds a mask.
+        tables: Their names.
+    """
+    for name in (*index_columns, *(("mask",) if remainder == "pad" else ())):
         if name in columns:
             raise ColumnError(
                 f"the batch gets a column {name!r}, which {', '.join(tables)} has too; leave it "

@@ -19,7 +19,6 @@ from destrier.read import Reader
 from destrier.report import blob_columns
 from destrier.schedule import BLOCK_BYTES
 from destrier.stats import Stats
-from destrier.stream import chosen_columns
 from destrier.table import Table, lance_call
 
 __all__ = ["SHARE", "BenchReport", "Headroom", "bench"]
@@ -119,7 +118,7 @@ def bench(
     streamed = loader(dataset)
     stream = dataset.stream(streamed.total_batch_size)
     opened = time.perf_counter() - began
-    columns = chosen_columns(stream.table, dataset.columns)
+    columns = stream.table_columns(dataset.columns)
     with streamed, contextlib.ExitStack() as stack:
         if trace is not None:
             stack.enter_context(streamed.trace(trace))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from destrier.keyed import Ints
 from destrier.memory import gather
+from destrier.wide import is_wide
 
 __all__ = [
     "Column",
@@ -93,9 +95,16 @@ def dense_bytes(kind: pa.DataType) -> int:
     return 0 if dense is None else dense[0].itemsize * math.prod(dense[1])
 
 
-def from_arrow(array: pa.Array) -> Column:
-    """Convert one column; dense values without nulls are views of Arrow's memory."""
+def from_arrow(array: pa.Array, *, views: bool = False) -> Column:
+    """Convert one column; dense values without nulls are views of Arrow's memory.
+
+    Args:
+        array: The column.
+        views: Whether large values of bytes may be views, too: `memoryview` instead of `bytes`.
+    """
     kind = array.type
+    if views and is_wide([array]):
+        return _views(array)
     if isinstance(kind, pa.BaseExtensionType):
         if not isinstance(kind, pa.FixedShapeTensorType) or dense_type(kind) is None:
             return _objects(array.storage)
@@ -154,6 +163,19 @@ def _objects(array: pa.Array) -> Column:
         if item is not None:
             return _ragged(array)
     return Column(np.fromiter(array.to_pylist(), np.object_, len(array)))
+
+
+def _views(array: pa.Array) -> Column:
+    """Bytes where Arrow has them; they keep its memory alive."""
+    _, offsets, data = array.buffers()
+    width = np.int32 if pa.types.is_binary(array.type) else np.int64
+    bounds = np.frombuffer(offsets, width)[array.offset : array.offset + len(array) + 1].tolist()
+    memory = memoryview(data).cast("B")
+    slices = (memory[start:stop] for start, stop in pairwise(bounds))
+    values = np.fromiter(slices, np.object_, len(array))
+    if array.null_count:
+        values[~array.is_valid().to_numpy(zero_copy_only=False)] = None
+    return Column(values)
 
 
 def _python(array: pa.Array) -> Column:

@@ -8,19 +8,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from destrier.budget import BudgetPacking, block_rows, budget_packing
 from destrier.check import check_positive
 from destrier.errors import ArgumentError, DestrierWarning, StateError, VersionError
 from destrier.foreign import as_permutation
+from destrier.order import Order
+from destrier.packing.packed import Packed
 from destrier.permutation import Part, Permutation, describe
 from destrier.plan import Remainder
+from destrier.resolving import OneOf, check_table, resolve_stream
 from destrier.rows import OnTransformError
 from destrier.runner import (
     DEFAULT_PREFETCH_BYTES,
 )
+from destrier.settings import Settings
 from destrier.state import State, check_state, expanded
-from destrier.stream import OneOf, Settings, TableStream, check_table, resolve_stream
+from destrier.stream import TableStream
 from destrier.streaming import Streaming
 from destrier.table import Table, open_table
+from destrier.view import View
 
 if TYPE_CHECKING:
     from destrier.foreign import PermutationLike
@@ -30,8 +36,6 @@ if TYPE_CHECKING:
     from destrier.topology import Replicas
 
 __all__ = ["StreamingDataLoader", "StreamingDataset"]
-
-_PACKING = ("pack_sequences", "eos_id", "pad_id", "blocks_per_epoch")
 
 
 def __getattr__(name: str) -> Any:
@@ -55,12 +59,14 @@ class StreamingDataset(Streaming):
     the identity of the stream, so it can be loaded on any number of ranks and workers.
 
     Args:
-        table: A URI or path of a Lance dataset, a `lance.LanceDataset` or a LanceDB table.
+        table: A URI or path of a Lance dataset, a `lance.LanceDataset`, a LanceDB table, a `View`
+            of one, whose rows and version are then those of the stream; or the documents of any of
+            these as blocks of tokens, `Packed`.
         version: Version number or tag. None takes the latest, or a loaded state's.
         storage_options: Passed to Lance, with limits on retries where they name none; or a
             function that returns them and is called again before their ``expires_at_millis``.
         pin: Tags the version under this name, so that a cleanup cannot remove it (rank 0 writes).
-        columns: Names of the columns to read; None reads all.
+        columns: Names of the columns to read; None reads all, or those of a view.
         filter: SQL expression; applied once, before anything is read. None takes a state's.
         permutation: A `Permutation`, or any table with a column of row offsets, that lists the
             rows. LanceDB's permutation tables too.
@@ -70,6 +76,10 @@ class StreamingDataset(Streaming):
         shuffle_seed: From 0 to 2**32 - 1. None is 0, or a loaded state's.
         shuffle_clump_size: Rows that are permuted as one and read as one. None chooses by size.
         shuffle_window: Clumps inside which rows are permuted. None chooses.
+        bucket_by: Batch mode and loaders: a column of lists, or of integers that are lengths; every
+            batch has rows that are about equally long, so that little is padded. Other rows are
+            together in each epoch.
+        bucket_window: Batches whose rows are sorted by length together. None is 64.
         epoch: The first epoch.
         rank: This process's rank; None finds it (torch.distributed, then RANK).
         world_size: Number of processes; None finds it.
@@ -93,10 +103,14 @@ class StreamingDataset(Streaming):
             there, so that no credentials travel in a pickle.
         worker_info_override: An object with ``id`` and ``num_workers``, for tests.
         prefetch_batches: Deprecated name of io_queue_depth.
-        pack_sequences: Packing is not available yet; must be None.
-        eos_id: As pack_sequences.
-        pad_id: As pack_sequences.
-        blocks_per_epoch: As pack_sequences.
+        pack_sequences: Row mode: rows are blocks of so many tokens, ``input_ids`` and ``doc_ids``,
+            of the documents in the one list column that ``columns`` names. With batches use
+            `Packed`, which can do more.
+        eos_id: With pack_sequences: the token to end each document with.
+        pad_id: With pack_sequences: the token that fills blocks where tokens are too few. No
+            document has it.
+        blocks_per_epoch: With pack_sequences: how many blocks an epoch has over all ranks, a
+            multiple of num_splits; or ``"auto"``, all that the tokens fill.
 
     Raises:
         ArgumentError: If an argument cannot be used.
@@ -109,7 +123,7 @@ class StreamingDataset(Streaming):
 
     def __init__(
         self,
-        table: TableLike,
+        table: TableLike | View | Packed,
         *,
         version: int | str | None = None,
         storage_options: StorageOptions | None = None,
@@ -122,6 +136,8 @@ class StreamingDataset(Streaming):
         shuffle_seed: int | None = None,
         shuffle_clump_size: int | None = None,
         shuffle_window: int | None = None,
+        bucket_by: str | None = None,
+        bucket_window: int | None = None,
         epoch: int = 0,
         rank: int | None = None,
         world_size: int | None = None,
@@ -148,7 +164,20 @@ class StreamingDataset(Streaming):
         pad_id: int | None = None,
         blocks_per_epoch: int | str | None = None,
     ) -> None:
-        _refuse_packing((pack_sequences, eos_id, pad_id, blocks_per_epoch))
+        budget = None
+        if pack_sequences is not None:
+            _check_row_mode(table, transform, batch_size, global_batch_size)
+            budget = budget_packing(
+                pack_sequences,
+                eos_id=eos_id,
+                pad_id=pad_id,
+                blocks_per_epoch=blocks_per_epoch,
+                columns=columns,
+                num_splits=num_splits,
+            )
+            columns, transform = None, block_rows
+        elif blocks_per_epoch is not None:
+            raise ArgumentError("blocks_per_epoch requires pack_sequences")
         if prefetch_batches is not None:
             warnings.warn(
                 "prefetch_batches is deprecated, pass io_queue_depth", DestrierWarning, stacklevel=2
@@ -176,23 +205,38 @@ class StreamingDataset(Streaming):
             cache_bytes=cache_bytes,
             worker_info_override=worker_info_override,
         )
+        packed = table if isinstance(table, Packed) else None
+        source = table.table if isinstance(table, Packed) else table
+        view = None
+        if isinstance(source, View):
+            _check_view(source, version, permutation)
+            if packed is None and budget is None and columns is None:
+                self.columns = source.columns
+            view, source = source.rows, source.table
         self._settings = Settings(
             filter=filter,
+            view=view,
             num_splits=num_splits,
             shuffle=shuffle,
             shuffle_seed=shuffle_seed,
             shuffle_clump_size=shuffle_clump_size,
             shuffle_window=shuffle_window,
+            packing=budget if packed is None else packed.packing,
+            bucket_by=bucket_by,
+            bucket_window=bucket_window,
         )
         self._connection_factory = connection_factory
         self._adopted: Settings | None = None
-        self._version_given = version is not None
-        self._table = open_table(table, version=version, storage_options=storage_options)
+        # The rows of a view hold for its version, as those of a version that was given.
+        self._version_given = version is not None or view is not None
+        self._table = open_table(source, version=version, storage_options=storage_options)
         if permutation is not None:
             listing, self._table = as_permutation(permutation, self._table)
             self._settings = replace(self._settings, permutation=listing)
         if pin is not None and self.topology.rank == 0:
             self._table.pin(pin)
+        if budget is not None:
+            budget.schema(self._table)  # refuses a column that holds no tokens
         self._table.warn_if_scattered()
 
     def __repr__(self) -> str:
@@ -218,11 +262,20 @@ class StreamingDataset(Streaming):
     def _resolve(self, batch: int | None) -> TableStream:
         multiple = 1 if batch else self.topology.size
         settings = self._adopted or self._settings
+        packing = settings.packing
+        if isinstance(packing, BudgetPacking) and settings.num_splits is None and batch is None:
+            splits = packing.num_splits(multiple, shuffle=settings.shuffled)
+            settings = replace(settings, num_splits=splits)
         return resolve_stream(self._table, settings, global_batch=batch, multiple=multiple)
 
     def _as_source(self, one_of: OneOf) -> TableStream:
-        stream = resolve_stream(self._table, self._adopted or self._settings, one_of=one_of)
-        return replace(stream, columns=self.columns)
+        settings = self._adopted or self._settings
+        stream = resolve_stream(self._table, settings, global_batch=one_of.quota, one_of=one_of)
+        return self._with_columns(stream)
+
+    def _with_columns(self, stream: TableStream) -> TableStream:
+        """The stream as a source, of which the feed of the whole does not know the columns."""
+        return replace(stream, source_columns=self.columns)
 
     def permutation(self, epoch: int | None = None) -> Permutation:
         """Write an epoch's order down: streaming the result gives the same samples.
@@ -231,19 +284,25 @@ class StreamingDataset(Streaming):
             epoch: None takes the current epoch.
         """
         stream = self.stream()
+        if stream.packed is not None or stream.buckets is not None:
+            what = "packed blocks" if stream.packed is not None else "batches by length"
+            raise ArgumentError(
+                f"the order of {what} cannot be written down as a list of rows; save the "
+                "permutation of the rows that they are made of"
+            )
         if stream.listed:
             header = describe(stream.table, num_splits=stream.num_splits)
             return Permutation([Part(None, stream.rows)], header)
         number = self._position.epoch if epoch is None else epoch
-        return Permutation.of_order(
-            stream.table, stream.rows, stream.order(number), filter=stream.identity.filter
-        )
+        order = stream.order(number)
+        assert isinstance(order, Order)
+        return Permutation.of_order(stream.table, stream.rows, order, filter=stream.identity.filter)
 
     # ---- the state ------------------------------------------------------------------------------
 
     def _adopt_brief(self, brief: Any, batch: int | None) -> tuple[TableStream, Callable[[], None]]:
         stream, take_up = self._adopt(expanded(brief), batch)
-        return replace(stream, columns=self.columns), take_up
+        return self._with_columns(stream), take_up
 
     def _adopt(
         self, state: Mapping[str, Any], batch: int | None
@@ -293,7 +352,29 @@ class StreamingDataset(Streaming):
             self._table = open_table(source, version=self._table.version)
 
 
-def _refuse_packing(values: tuple[Any, ...]) -> None:
-    for name, value in zip(_PACKING, values, strict=True):
+def _check_row_mode(table: Any, transform: Any, batch_size: Any, global_batch_size: Any) -> None:
+    """Raise if something is given that pack_sequences does not go with."""
+    if isinstance(table, Packed):
+        raise ArgumentError("pack_sequences cannot be given with a Packed, which packs already")
+    if transform is not None:
+        raise ArgumentError("transform cannot be combined with pack_sequences")
+    for name, value in (("batch_size", batch_size), ("global_batch_size", global_batch_size)):
         if value is not None:
-            raise ArgumentError(f"{name} is not available yet: pack tokens before writing them")
+            raise ArgumentError(
+                f"{name}={value!r} cannot be combined with pack_sequences, which gives single "
+                "blocks: pass Packed(table, block_size=...) as the table"
+            )
+
+
+def _check_view(view: View, version: Any, permutation: Any) -> None:
+    """Raise if what a view says already is said otherwise."""
+    if version is not None:
+        raise ArgumentError(
+            f"version={version!r} cannot be given with a view, whose rows are those of version "
+            f"{view.table.version}: make the view of the table at the version that you want"
+        )
+    if permutation is not None:
+        raise ArgumentError(
+            f"permutation cannot be given with a view of {len(view)} rows, because both list the "
+            "rows: give the table with the permutation, or the view alone"
+        )

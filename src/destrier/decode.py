@@ -15,7 +15,15 @@ from destrier.errors import ColumnError, DecodeError
 from destrier.images import Image, decode_images
 from destrier.keyed import Ints
 
-__all__ = ["FORMATS", "Decode", "Format", "decode_columns", "decode_rows", "to_format"]
+__all__ = [
+    "FORMATS",
+    "Decode",
+    "Format",
+    "decode_columns",
+    "decode_rows",
+    "decoded_names",
+    "to_format",
+]
 
 Format: TypeAlias = Literal["torch", "numpy", "arrow", "rows"]
 FORMATS = ("torch", "numpy", "arrow", "rows")
@@ -49,6 +57,14 @@ def decode_columns(schema: pa.Schema, decode: Decode | None) -> dict[str, Image]
             )
         images[name] = wanted if isinstance(wanted, Image) else Image(wanted)
     return images
+
+
+def decoded_names(schema: pa.Schema, decode: Decode | None) -> frozenset[str]:
+    """The columns of a table that `decode_columns` finds, if nothing is wrong."""
+    binary = (field for field in schema if _is_binary(field.type))
+    return frozenset(
+        f.name for f in binary if (_is_image(f) if decode is None else f.name in decode)
+    )
 
 
 def _is_binary(kind: pa.DataType) -> bool:
@@ -133,6 +149,8 @@ def to_format(columns: Columns, format: Format, images: Mapping[str, Image]) -> 
 
 def _own(value: Any) -> Any:
     """A value of its own: the rows that are held must not change with what users do to batches."""
+    if isinstance(value, memoryview):
+        return bytes(value)
     if isinstance(value, list):
         return [_own(item) for item in value]
     if isinstance(value, dict):

@@ -7,6 +7,7 @@
     │   ├── ColumnError                     a column that is not there, or not of a usable type
     │   ├── FilterError                     a filter that Lance cannot run
     │   ├── MissingKeyError (KeyError)      a key that no row has
+    │   ├── MissingRowError (IndexError)    a row number beyond the last one
     │   └── EmptyError                      no rows, or an epoch of no steps
     ├── TableError (OSError)                a table that cannot be opened
     │   └── VersionError (LookupError)      a version, tag or file of it that is gone
@@ -41,6 +42,7 @@ __all__ = [
     "LinkError",
     "MissingDependencyError",
     "MissingKeyError",
+    "MissingRowError",
     "ReadError",
     "RowError",
     "SchemaError",
@@ -75,6 +77,10 @@ class MissingKeyError(ArgumentError, KeyError):
     """No row of the table has the key."""
 
     __str__ = Exception.__str__  # a KeyError would show its text in quotes
+
+
+class MissingRowError(ArgumentError, IndexError):
+    """A row number is beyond the last row."""
 
 
 class EmptyError(ArgumentError):

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from destrier.batch import RawBatch
+from destrier.batch import INDEX_COLUMNS, RawBatch
 from destrier.caching.location import CacheFolder
 from destrier.columns import dense_type, from_arrow, memory_bytes
 from destrier.counters import Counts
+from destrier.decode import Decode, decoded_names
 from destrier.errors import DestrierWarning, ReadError, RowError
 from destrier.plan import Shares
 from destrier.pool import ArrowPool, ColumnPool, HeldArrow, HeldColumns, Pool
@@ -50,6 +51,12 @@ __all__ = [
 _SAMPLED_RUNS, _SAMPLED_ROWS = 4, 16
 _REMOTE_DIRECT_SHARES = 1  # each row of them is a request: with 4, the first batch comes later
 _REMOTE_RUN_BYTES = 2 << 20  # of a column in one request, where many rows are read in turn
+# Bytes of a block, and how many blocks are read at once. Lance has 64 requests in flight for each
+# take: four takes have as many as 5,000 requests a second, the most that it sends, need where each
+# takes 50 ms. Where a block of windows is read from local disk, planning and describing it takes as
+# long as reading it: half as many threads then do twice as much at a time.
+_BLOCKS = BLOCK_BYTES, 4
+_LOCAL_WINDOW_BLOCKS = 2 * BLOCK_BYTES, 2
 _OBJECT_BYTES = 80  # of a Python object beside its content
 
 
@@ -64,6 +71,7 @@ class FeedOptions:
         own_rows: Rows that this process delivers in an epoch.
         prefetch_bytes: What open rows and finished batches may take.
         columnar: Whether rows are held as numpy columns, else as Arrow.
+        decode: Which columns will be decoded.
         tolerant: Whether a row that cannot be read is reported (else it is raised).
         worker: This worker of the rank.
         counts: Where bytes and seconds are added up.
@@ -76,6 +84,7 @@ class FeedOptions:
     own_rows: int
     prefetch_bytes: int
     columnar: bool
+    decode: Decode | None = None
     tolerant: bool = False
     worker: Worker = ONLY_WORKER
     counts: Counts | None = None
@@ -143,6 +152,7 @@ class Feed(Protocol):
         counts: Where bytes and seconds are added up.
         held_bytes: What stays in memory, about.
         block_bytes: What is read together, about.
+        read_ahead: How many blocks are read at once, before the one that is next.
         row_bytes: Of a row in memory, about.
         schema: Of the columns that are read.
     """
@@ -150,8 +160,14 @@ class Feed(Protocol):
     counts: Counts
     held_bytes: int
     block_bytes: int
+    read_ahead: int
     row_bytes: float
     schema: pa.Schema
+
+    @property
+    def index_columns(self) -> Sequence[str]:
+        """Names of the columns that say where rows come from, where somebody asks."""
+        ...
 
     def read(self, block: Any) -> Any:
         """Read what a block names; called by several threads."""
@@ -182,7 +198,11 @@ class TableFeed:
         options: How much memory there is, and in which form rows are held.
         open_rows: Rows that open windows hold in this process.
         remote: Whether the table lies in an object store.
+        held: What stays in memory and its bytes; None chooses.
+        direct_shares: How many shares at the start are read by themselves.
     """
+
+    index_columns: Sequence[str] = INDEX_COLUMNS
 
     def __init__(
         self,
@@ -193,6 +213,8 @@ class TableFeed:
         *,
         open_rows: int,
         remote: bool,
+        held: tuple[Held, int] | None = None,
+        direct_shares: int = DIRECT_SHARES,
     ) -> None:
         self.reader = reader
         self.rows = rows
@@ -200,11 +222,13 @@ class TableFeed:
         self.schema = reader.schema
         self.order = order
         self.columnar = columnar = options.columnar
+        self.views = decoded_names(self.schema, options.decode) if columnar else frozenset()
         self.remote = remote
+        self._direct_shares = _REMOTE_DIRECT_SHARES if remote else direct_shares
         prefetch_bytes = options.prefetch_bytes
         self.row_bytes = measured_row_bytes(reader, rows, columnar=columnar)
         self.held: Held
-        self.held, self.held_bytes = choose_held(
+        self.held, self.held_bytes = held or choose_held(
             len(rows),
             open_rows,
             # Only columns are gathered from all rows at no more than it takes from few.
@@ -212,7 +236,7 @@ class TableFeed:
             row_bytes=self.row_bytes,
             memory=prefetch_bytes,
         )
-        if self.held == "shares" and open_rows:
+        if self.held == "shares" and open_rows and not self.held_bytes:
             wanted = int(open_rows * self.row_bytes)
             warnings.warn(
                 f"the open windows of the shuffle take about {wanted >> 20} MiB in this process, "
@@ -223,7 +247,9 @@ class TableFeed:
                 DestrierWarning,
                 stacklevel=5,
             )
-        self.block_bytes = min(BLOCK_BYTES, prefetch_bytes // 32)
+        windows = self.held == "windows" and not remote
+        block_bytes, self.read_ahead = _LOCAL_WINDOW_BLOCKS if windows else _BLOCKS
+        self.block_bytes = min(block_bytes, prefetch_bytes // 32)
 
     def read(self, block: Block) -> Rows:
         """Read what a block names."""
@@ -231,7 +257,7 @@ class TableFeed:
 
     def memory(self) -> TableMemory:
         """An empty memory."""
-        return TableMemory(self.schema, columnar=self.columnar)
+        return TableMemory(self.schema, columnar=self.columnar, views=self.views)
 
     def blocks(self, epoch: int, shares: Shares, complete: Sequence[bool]) -> Schedule:
         """The blocks of an epoch's shares."""
@@ -243,7 +269,7 @@ class TableFeed:
             held=self.held,
             loaded=any(complete),
             block_bytes=self.block_bytes,
-            direct_shares=_REMOTE_DIRECT_SHARES if self.remote else DIRECT_SHARES,
+            direct_shares=self._direct_shares,
             runs=self._runs,
         )
 
@@ -265,12 +291,14 @@ class TableMemory:
     Args:
         schema: Of the columns that are read.
         columnar: Whether rows are held as numpy columns, else as Arrow.
+        views: Columns whose bytes may be views of Arrow's memory.
     """
 
-    def __init__(self, schema: pa.Schema, *, columnar: bool) -> None:
+    def __init__(self, schema: pa.Schema, *, columnar: bool, views: Collection[str] = ()) -> None:
         self._schema = schema
         self._columnar = columnar
-        self._pool: Pool = ColumnPool(schema) if columnar else ArrowPool(schema)
+        self._views = views
+        self._pool: Pool = ColumnPool(schema, views) if columnar else ArrowPool(schema)
         self._pool_offsets = np.empty(0, np.int64)
         self._pool_errors: dict[int, RowError] = {}
         self._source: Pool | HeldColumns | HeldArrow = self._pool
@@ -287,7 +315,7 @@ class TableMemory:
         """Take in what a block reads."""
         self._complete = self._complete or block.complete
         if block.targets is None:
-            self._source = HeldColumns(rows) if self._columnar else HeldArrow(rows)
+            self._source = HeldColumns(rows, self._views) if self._columnar else HeldArrow(rows)
             self._offsets, self._errors = block.offsets, rows.errors
             return
         errors = self._pool_errors
@@ -324,7 +352,9 @@ class TableMemory:
 
     def after_epoch(self) -> TableMemory:
         """Itself if it has all rows, else an empty one."""
-        return self if self._complete else TableMemory(self._schema, columnar=self._columnar)
+        if self._complete:
+            return self
+        return TableMemory(self._schema, columnar=self._columnar, views=self._views)
 
 
 def measured_row_bytes(reader: RowReader, rows: RowList, *, columnar: bool) -> float:

@@ -61,7 +61,7 @@ def decode_images(values: NDArray[Any], wanted: Image) -> tuple[NDArray[Any], di
     """Decode the files of a column.
 
     Args:
-        values: Bytes, or None for null.
+        values: Bytes or views of them, or None for null.
         wanted: How they are decoded.
 
     Returns:
@@ -119,7 +119,7 @@ def _may_have_one_size(values: NDArray[Any], at_least: tuple[int, int] | None) -
 
 
 def decode_image(
-    data: bytes, wanted: Image, out: NDArray[np.uint8] | None = None
+    data: bytes | memoryview, wanted: Image, out: NDArray[np.uint8] | None = None
 ) -> NDArray[np.uint8]:
     """Decode an image file to uint8 of shape (height, width, channels).
 
@@ -148,7 +148,7 @@ def decode_image(
 
 
 def _decode_with_pillow(
-    data: bytes, mode: str, at_least: tuple[int, int] | None
+    data: bytes | memoryview, mode: str, at_least: tuple[int, int] | None
 ) -> NDArray[np.uint8]:
     from PIL import Image
 

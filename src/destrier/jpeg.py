@@ -37,7 +37,10 @@ class _Header:
 
 
 def decode_jpeg(
-    data: bytes, mode: str, at_least: tuple[int, int] | None, out: NDArray[np.uint8] | None
+    data: bytes | memoryview,
+    mode: str,
+    at_least: tuple[int, int] | None,
+    out: NDArray[np.uint8] | None,
 ) -> NDArray[np.uint8] | None:
     """Decode an image to (height, width, channels), or return None to leave it to Pillow.
 
@@ -69,7 +72,7 @@ def decode_jpeg(
     return out if decoded.shape == shape else None
 
 
-def jpeg_size(data: bytes, at_least: tuple[int, int] | None) -> tuple[int, int] | None:
+def jpeg_size(data: bytes | memoryview, at_least: tuple[int, int] | None) -> tuple[int, int] | None:
     """Height and width of a decoded ordinary JPEG, by its header; None for all else."""
     header = _read_header(data)
     if header is None:
@@ -118,11 +121,12 @@ def _library() -> ModuleType | None:
     return simplejpeg
 
 
-def _read_header(data: bytes) -> _Header | None:
+def _read_header(data: bytes | memoryview) -> _Header | None:
     """Size and components of an ordinary JPEG; None for all others, and what is none."""
-    if not data.startswith(b"\xff\xd8\xff"):
+    if data[:3] != b"\xff\xd8\xff":
         return None
-    place, plain, frame = 2, True, b""
+    frame: bytes | memoryview = b""
+    place, plain = 2, True
     while place + 4 <= len(data) and data[place] == 0xFF:
         marker, size = data[place + 1], data[place + 2] << 8 | data[place + 3]
         if size < 2:
@@ -139,14 +143,14 @@ def _read_header(data: bytes) -> _Header | None:
     return None
 
 
-def _frame_header(frame: bytes, plain: bool) -> _Header | None:
+def _frame_header(frame: bytes | memoryview, plain: bool) -> _Header | None:
     if len(frame) < 6 or len(frame) != 6 + 3 * frame[5] or frame[0] != 8:
         return None
     height, width = frame[1] << 8 | frame[2], frame[3] << 8 | frame[4]
     return _Header(height, width, frame[5], plain) if height and width else None
 
 
-def _acceptable(data: bytes, header: _Header) -> bool:
+def _acceptable(data: bytes | memoryview, header: _Header) -> bool:
     """Whether Pillow opens the file as a JPEG of one picture."""
     from PIL import Image
 

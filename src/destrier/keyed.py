@@ -17,10 +17,16 @@ from numpy.typing import NDArray
 from destrier.check import integer
 
 __all__ = [
+    "BUCKET_KEY",
+    "GROUP_KEY",
+    "HASH_KEY",
     "MASK",
     "MEMBERSHIP_KEY",
     "MIXTURE_KEY",
+    "PACKING_KEY",
     "ROW_SEED_KEY",
+    "SAMPLE_KEY",
+    "SUBSAMPLE_KEY",
     "Ints",
     "Words",
     "cut",
@@ -39,6 +45,12 @@ __all__ = [
 MEMBERSHIP_KEY = 4
 ROW_SEED_KEY = 5
 MIXTURE_KEY = 6
+PACKING_KEY = 7
+BUCKET_KEY = 8
+SUBSAMPLE_KEY = 16
+SAMPLE_KEY = 17
+GROUP_KEY = 18
+HASH_KEY = 19
 
 Ints: TypeAlias = NDArray[np.int64]
 Words: TypeAlias = NDArray[np.uint64]

@@ -46,8 +46,10 @@ from destrier.workers import TransformWorkers, check_context
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from destrier.packing.packed import Packed
     from destrier.table import TableLike
     from destrier.topology import Replicas
+    from destrier.view import View
 
 __all__ = ["StreamingDataLoader"]
 
@@ -68,7 +70,7 @@ class StreamingDataLoader:
     in integers and booleans (``format="rows"`` and ``"arrow"`` keep them).
 
     Args:
-        dataset: A `StreamingDataset`, or a table to make one of.
+        dataset: A `StreamingDataset`, or a table or `View` to make one of.
         batch_size: Rows of a batch of this rank.
         global_batch_size: Rows of a batch over all ranks. One of the two is needed, here or on the
             dataset.
@@ -117,7 +119,7 @@ class StreamingDataLoader:
 
     def __init__(
         self,
-        dataset: Streaming | TableLike,
+        dataset: Streaming | TableLike | View | Packed,
         *,
         batch_size: int | None = None,
         global_batch_size: int | None = None,
@@ -268,12 +270,14 @@ class StreamingDataLoader:
                 own_rows=shares(0, 0).rows_left,
                 prefetch_bytes=self._prefetch_bytes,
                 columnar=columnar,
+                decode=self._decode,
                 tolerant=self._on_error != "raise",
                 counts=self._counts,
                 cache=self.dataset._cache,
             )
         )
-        check_extra_columns(feed.schema.names, self._with_index, self.remainder, stream.names)
+        index = feed.index_columns if self._with_index else ()
+        check_extra_columns(feed.schema.names, index, self.remainder, stream.names)
         images = decode_columns(feed.schema, self._decode) if columnar else {}
         workers = None
         if self._num_workers and self._transform is not None:
@@ -292,7 +296,8 @@ class StreamingDataLoader:
             counts=self._counts,
         )
         threads = self._num_workers
-        if not threads and (images or self._transform or self._collate_fn or not columnar):
+        work = images or self._transform or self._collate_fn or self._format == "rows"
+        if not threads and work:
             threads = usable_cores()
         self._threads = threads
         return Work(

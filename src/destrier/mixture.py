@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from destrier.check import integer
-from destrier.dataset import StreamingDataset
 from destrier.errors import ArgumentError, EmptyError, IterationError, StateError
 from destrier.iteration import LoaderIterator
 from destrier.mixing.course import ENDLESS, Course, Segment, Stop
+from destrier.mixing.parts import adopt_parts, check_sources, part_of
 from destrier.mixing.quotas import default_window, exact_shares
 from destrier.mixing.stream import BATCHINGS, Batching, MixtureStream, Source
 from destrier.mixing.weights import check_weights, tempered
 from destrier.plan import Remainder
+from destrier.resolving import OneOf
 from destrier.rows import OnTransformError
 from destrier.runner import DEFAULT_PREFETCH_BYTES
 from destrier.sizing import default_num_splits
-from destrier.state import check_state
-from destrier.stream import OneOf
+from destrier.state import check_state, parsed
 from destrier.streaming import Streaming
 from destrier.topology import current_worker
 
@@ -57,7 +56,7 @@ class Mixture(Streaming):
         unit: Samples of a unit; None is the global batch. The batch of a rank gives each rank a
             source of its own.
         window: Samples (units, for ``"per_source"``) in which the proportions are exact. None
-            chooses, at least 1,024; the global batch for ``"stratified"``.
+            chooses 1,024, fewer for small sources; the global batch for ``"stratified"``.
         source_column: The name of a column that is added, with the name of each row's source.
         columns: Names of the columns to read; None reads what each source says. Sources must have
             the same columns, unless batches are of one source.
@@ -146,7 +145,7 @@ class Mixture(Streaming):
             cache_bytes=cache_bytes,
             worker_info_override=worker_info_override,
         )
-        _check_sources(sources)
+        check_sources(sources, "a mixture")
         names = list(sources)
         if weights is not None and temperature is not None:
             raise ArgumentError(
@@ -177,7 +176,7 @@ class Mixture(Streaming):
         self._seed = None if seed is None else integer("seed", seed, 0, 1 << 32)
         self._num_splits = None if num_splits is None else integer("num_splits", num_splits, 1)
         self.source_column = source_column
-        self._sources = {name: _part_of(name, source, columns) for name, source in sources.items()}
+        self._sources = {name: part_of(name, source, columns) for name, source in sources.items()}
         self._adopted: MixtureStream | None = None
 
     def __repr__(self) -> str:
@@ -250,7 +249,8 @@ class Mixture(Streaming):
             names=names,
             sizes=tuple(source.count for source in sources),
             segments=(Segment(0, weights),),
-            window=window or default_window(exact_shares(weights)),
+            window=window
+            or default_window(exact_shares(weights), [source.count // unit for source in sources]),
             unit=unit,
             stop=self._stop_rule,
             seed=self._seed or 0,
@@ -281,12 +281,12 @@ class Mixture(Streaming):
     def _adopt(
         self, state: Mapping[str, Any], batch: int | None
     ) -> tuple[MixtureStream, Callable[[], None]]:
-        checked = check_state(state, mixture=True)
+        checked = check_state(state, "Mixture")
         brief = {
             **checked,
             "seed": checked["shuffle_seed"],
-            "schedule": _parsed(state, "schedule"),
-            "sources": _parsed(state, "sources"),
+            "schedule": parsed(state, "schedule"),
+            "sources": parsed(state, "sources"),
         }
         position = int(state["epoch"]), int(state["counter"])
         stream, commit = self._adopt_brief(brief, batch, position)
@@ -307,7 +307,7 @@ class Mixture(Streaming):
         self, brief: Any, batch: int | None, position: tuple[int, int] | None = None
     ) -> tuple[MixtureStream, Callable[[], None]]:
         """Take up what a state says of a mixture; with its position, sources may be added there."""
-        if not isinstance(brief, Mapping):
+        if not isinstance(brief, Mapping) or not isinstance(brief.get("sources"), Mapping):
             raise StateError(f"the state has a table here, this is a mixture: {self!r}")
         known = list(brief["sources"])
         gone = [name for name in known if name not in self._sources]
@@ -319,14 +319,8 @@ class Mixture(Streaming):
                 "weight of 0: see reweight"
             )
         self._check_settings(brief)
-        found, commits = [], []
-        for name in known:
-            try:
-                source, commit = self._sources[name]._adopt_brief(brief["sources"][name], batch)
-            except StateError as error:
-                raise StateError(f"source {name!r}: {error}") from error
-            found.append(source)
-            commits.append(commit)
+        parts = {name: self._sources[name] for name in (*known, *new)}
+        found, commit = adopt_parts({name: parts[name] for name in known}, brief["sources"], batch)
         found += self._resolved({name: self._sources[name] for name in new}, batch, {})
         names = (*known, *new)
         course = _course(brief, names, tuple(source.count for source in found))
@@ -339,11 +333,9 @@ class Mixture(Streaming):
         stream = MixtureStream(
             course, tuple(found), brief["batching"], int(brief["num_splits"]), self.source_column
         )
-        parts = {name: self._sources[name] for name in names}
 
         def take_up() -> None:
-            for commit in commits:
-                commit()
+            commit()
             self._sources, self._adopted = parts, stream
 
         return stream, take_up
@@ -469,16 +461,6 @@ def cycle(source: Streaming | TableLike, *, length: int | None = None, **options
     return Mixture({"source": source}, weights={"source": 1}, length=length, stop=stop, **options)
 
 
-def _check_sources(sources: Any) -> None:
-    if not isinstance(sources, Mapping) or not sources:
-        raise ArgumentError(
-            f"a mixture is made of a dict from name to source, with one at least, got {sources!r}"
-        )
-    for name in sources:
-        if not isinstance(name, str) or not name:
-            raise ArgumentError(f"the names of sources are texts, got {name!r}")
-
-
 def _stop_rule(stop: str | None, length: int | None, *, weighted: Any) -> Stop:
     if length is not None:
         if stop is not None:
@@ -489,30 +471,6 @@ def _stop_rule(stop: str | None, length: int | None, *, weighted: Any) -> Stop:
     if stop not in _STOPS:
         raise ArgumentError(f"stop must be one of {', '.join(_STOPS)}, got {stop!r}")
     return stop  # type: ignore[return-value]
-
-
-def _part_of(name: str, source: Any, columns: list[str] | None) -> Streaming:
-    if not isinstance(source, Streaming):
-        return StreamingDataset(source, columns=columns)._part()
-    if source.transform is not None:
-        raise ArgumentError(
-            f"source {name!r} has a transform; give it to the mixture or to the loader: it is "
-            "called with batches"
-        )
-    part = source._part()
-    if columns is not None:
-        part.columns = columns
-    return part
-
-
-def _parsed(state: Mapping[str, Any], key: str) -> Any:
-    try:
-        value = json.loads(state[key])
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise StateError(f"{key} of the state is damaged: {state[key]!r}")
-    return value
 
 
 def _course(brief: Mapping[str, Any], names: tuple[str, ...], sizes: tuple[int, ...]) -> Course:

@@ -28,12 +28,8 @@ from destrier.batch import Finished, RawBatch, batch_bytes
 from destrier.feed import Feed, Memory
 from destrier.threads import Threads
 
-__all__ = ["READ_AHEAD", "Delivery", "Epoch", "Kept", "Pipeline"]
+__all__ = ["Delivery", "Epoch", "Kept", "Pipeline"]
 
-# Blocks that are read at once, before the one that is next. Lance has 64 requests in flight for
-# each take: four takes have as many as 5,000 requests a second, the most that it sends, need where
-# each takes 50 ms. On local disk four are up to 15 % faster than two.
-READ_AHEAD = 4
 _MOST_READY = 64
 _NEXT_EPOCH = 2
 _EXIT_SECONDS = 10.0
@@ -104,7 +100,7 @@ class Pipeline:
         self._behind = 0  # deliveries of the next epoch
         self._between = False  # whether the consumer has not asked for the next epoch yet
         self._stopped = False
-        self._readers = Threads(READ_AHEAD, "destrier-read")
+        self._readers = Threads(feed.read_ahead, "destrier-read")
         self._finishers = Threads(threads, "destrier-finish") if threads else None
         self._driver = threading.Thread(target=self._drive, name="destrier-drive", daemon=True)
         _running.add(self)
@@ -214,7 +210,7 @@ class Pipeline:
         ahead: deque[_Reading] = deque()
         memory = self._kept.memory or self._feed.memory()
         while not self._stopped:
-            while len(ahead) <= READ_AHEAD:
+            while len(ahead) <= self._feed.read_ahead:
                 began = time.perf_counter()
                 epoch, block = next(blocks, (None, None))
                 self._counts.done("plan", began)

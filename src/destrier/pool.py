@@ -7,6 +7,7 @@ column, and one of Arrow rows for those who want Arrow or dicts.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -47,11 +48,18 @@ class Pool(Protocol):
 
 
 class HeldColumns:
-    """The rows of one block as numpy columns."""
+    """The rows of one block as numpy columns.
 
-    def __init__(self, rows: Rows) -> None:
-        names = rows.batch.schema.names
-        self._columns = {name: from_arrow(rows.batch.column(i)) for i, name in enumerate(names)}
+    Args:
+        rows: What was read.
+        views: Columns whose bytes may be views of Arrow's memory.
+    """
+
+    def __init__(self, rows: Rows, views: Collection[str] = ()) -> None:
+        self._columns = {
+            name: from_arrow(rows.batch.column(i), views=name in views)
+            for i, name in enumerate(rows.batch.schema.names)
+        }
         self._index = rows.index
 
     def take(self, places: Ints) -> Columns:
@@ -77,10 +85,16 @@ class ColumnPool:
 
     Rows are gathered in a random order: each then costs one access to memory instead of one for
     each column.
+
+    Args:
+        schema: Of the rows.
+        views: Columns whose bytes may be views of Arrow's memory. What was read together then
+            stays until none of its rows is needed.
     """
 
-    def __init__(self, schema: pa.Schema) -> None:
+    def __init__(self, schema: pa.Schema, views: Collection[str] = ()) -> None:
         self.capacity = 0
+        self._views = views
         empty = {field.name: from_arrow(empty_array(field.type)) for field in schema}
         narrow = {name: c.values for name, c in empty.items() if _is_narrow(c)}
         # In this order nothing lies between two of them.
@@ -115,7 +129,7 @@ class ColumnPool:
         if packed is None:
             packed = np.empty(len(targets), self._packed.dtype)
         for i, name in enumerate(self._names):
-            column = from_arrow(rows.batch.column(i))
+            column = from_arrow(rows.batch.column(i), views=name in self._views)
             if index is not None:
                 column = take(column, index)
             if name in self._fields:

@@ -15,11 +15,11 @@ from destrier.errors import ArgumentError, DestrierWarning, StorageError
 from destrier.feed import measured_row_bytes
 from destrier.keyed import Ints
 from destrier.links.columns import outside_row_bytes
+from destrier.packing.documents import PackingReport
 from destrier.plan import Steps, check_batch
 from destrier.read import Reader
 from destrier.runner import DEFAULT_PREFETCH_BYTES
-from destrier.schedule import Held, Schedule, choose_held, open_rows
-from destrier.stream import chosen_columns
+from destrier.schedule import Held, Schedule, open_rows
 from destrier.table import Table, lance_call, redact
 from destrier.topology import Topology
 
@@ -219,6 +219,7 @@ class PlanReport:
         deff_successive: The same of 16 successive batches.
         cache: What ``cache_dir=`` would keep of each column, without those whose rows must be read
             to tell and cannot be.
+        packing: What packing makes of the documents, where rows are blocks of tokens.
     """
 
     table: str
@@ -248,11 +249,13 @@ class PlanReport:
     deff_successive: float | None
     cache: list[CachedColumn]
     notes: list[str]
+    read_columns: list[str]
+    packing: PackingReport | None = None
 
     @property
     def requests_a_row(self) -> float:
         """Requests for a row of one column, about."""
-        return self.requests_a_step / (self.global_batch * len(self.columns))
+        return self.requests_a_step / (self.global_batch * len(self.read_columns))
 
 
 def design_effect(samples: int, *, num_splits: int, window: int, clump_size: int) -> float:
@@ -287,7 +290,7 @@ def report_plan(
         world_size: Number of ranks.
         step: The step whose rows are listed.
         epoch: Its epoch.
-        columns: Columns that are read; None reads all.
+        columns: Columns that are delivered; None is all.
 
     Raises:
         ArgumentError: If the ranks cannot share a step, or the epoch has no such step.
@@ -295,7 +298,7 @@ def report_plan(
     if world_size < 1:
         raise ArgumentError(f"world_size must be at least 1, got {world_size}")
     check_batch(global_batch, world_size, uneven=False)
-    names = chosen_columns(stream.table, None if columns is None else list(columns))
+    names = stream.columns(None if columns is None else list(columns))
     plan = _Plan(stream, names, global_batch, world_size, epoch)
     plan.ranks[0].check()
     steps = len(plan.ranks[0])
@@ -340,8 +343,14 @@ def report_plan(
         held_bytes=plan.held[1],
         deff=effect(global_batch),
         deff_successive=effect(_SUCCESSIVE * global_batch),
-        cache=report_cache(stream.table, stream.rows, names),
+        cache=report_cache(
+            stream.table,
+            stream.rows if stream.packed is None else stream.packed.rows,
+            plan.read_columns,
+        ),
         notes=plan.notes(),
+        read_columns=plan.read_columns,
+        packing=None if stream.packed is None else stream.packed.report(),
     )
 
 
@@ -358,13 +367,14 @@ class _Plan:
     ) -> None:
         self.stream = stream
         self.columns = columns
+        self.read_columns = stream.table_columns(columns)
         self.order = stream.order(epoch)
         self.global_batch = global_batch
         self.ranks = [
             Steps(stream.count, 0, global_batch, stream.num_splits, Topology(rank, world_size))
             for rank in range(world_size)
         ]
-        reader = Reader(stream.table, columns)
+        reader = stream.reader(columns)
         try:
             self.row_bytes = measured_row_bytes(reader, stream.rows, columnar=True)
         except StorageError:  # what a plan says of the order needs no rows
@@ -377,8 +387,11 @@ class _Plan:
         stored = lance_call(f"describing {table.name}", lambda: stored_bytes(table))
         fragments = table.dataset.get_fragments()
         physical = sum(fragment.metadata.physical_rows for fragment in fragments)
-        kept = float(sum(stored[name] for name in self.columns) / physical)
-        return kept + outside_row_bytes(table, self.columns)
+        kept = float(sum(stored[name] for name in self.read_columns) / physical)
+        packed = self.stream.packed
+        if packed is not None:
+            return kept * len(packed.rows) / self.stream.count
+        return kept + outside_row_bytes(table, self.read_columns)
 
     def share(self, rank: int, step: int) -> Share:
         """What one rank reads in one step."""
@@ -405,8 +418,8 @@ class _Plan:
         return open_rows(self.order, self._splits_read)
 
     def _choose(self, own_rows: int) -> tuple[Held, int]:
-        return choose_held(
-            self.stream.count,
+        return self.stream.choose_held(
+            self.columns,
             self.open_rows // len(self.ranks),
             own_rows,
             row_bytes=self.row_bytes,
@@ -427,7 +440,7 @@ class _Plan:
         """Requests and rows read in a step, over all ranks, once reading has settled."""
         if self.pooled:
             rows = self.global_batch * self._splits_read / self.stream.num_splits
-            return self._window_runs(step) * rows * len(self.columns), rows
+            return self._window_runs(step) * rows * len(self.read_columns), rows
         runs = 0.0
         looked_at = self.ranks[:_LOOKED_AT_RANKS]
         for steps in looked_at:
@@ -436,9 +449,15 @@ class _Plan:
             )
             last = min(step + schedule.shares_per_block, len(steps))
             samples, _ = steps.samples(step, last)
-            runs += _runs(self._offsets(samples)) / (last - step)
+            runs += self._runs(samples) / (last - step)
         runs *= len(self.ranks) / len(looked_at)
-        return runs * len(self.columns), float(self.global_batch)
+        return runs * len(self.read_columns), float(self.global_batch)
+
+    def _runs(self, samples: Ints) -> int:
+        """How many runs of neighbouring rows of the table some samples consist of."""
+        offsets, packed = self._offsets(samples), self.stream.packed
+        rows = np.unique(offsets) if packed is None else packed.read_rows(offsets)
+        return 1 + int((np.diff(rows) > 1).sum())
 
     def _window_runs(self, step: int) -> float:
         """Runs of neighbouring rows for each row, in windows that the step takes rows from."""
@@ -453,7 +472,7 @@ class _Plan:
             cycles = len(range(split, self.order.n, splits))
             places = np.arange(hi[i] - lo[i]) - place[i]
             window = (cycle + places) % cycles * splits + split
-            runs += _runs(self._offsets(window))
+            runs += self._runs(window)
             rows += len(window)
         return runs / rows
 
@@ -474,9 +493,3 @@ class _Plan:
                 "num_splits and the global batch divide each other and the world size divides both"
             )
         return notes
-
-
-def _runs(offsets: Ints) -> int:
-    """How many runs of neighbours some rows consist of."""
-    unique = np.unique(offsets)
-    return 1 + int((np.diff(unique) > 1).sum())

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from destrier.batch import Finished, RawBatch
 from destrier.errors import DestrierError, StateError
 from destrier.feed import Feed
-from destrier.pipeline import READ_AHEAD, Delivery, Epoch, Kept, Pipeline
+from destrier.pipeline import Delivery, Epoch, Kept, Pipeline
 from destrier.plan import Shares
 from destrier.stream import Stream
 from destrier.topology import Topology
@@ -106,8 +106,9 @@ class Runner:
         self._kept = Kept()
         self._next: tuple[int, int] | None = None
         self._finalizer: weakref.finalize[..., Any] | None = None
-        ahead = (READ_AHEAD + 2) * work.feed.block_bytes  # that are read, or were just read
-        room = work.prefetch_bytes - work.feed.held_bytes - ahead
+        feed = work.feed
+        ahead = (feed.read_ahead + 2) * feed.block_bytes  # that are read, or were just read
+        room = work.prefetch_bytes - feed.held_bytes - ahead
         self._ready_bytes = max(room, work.prefetch_bytes // 8)
 
     def start(self, epoch: int, counter: int) -> Shares:

@@ -15,6 +15,7 @@ import tempfile
 import time
 import warnings
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
@@ -31,13 +32,22 @@ if TYPE_CHECKING:
 
     from destrier.table import Table
 
-__all__ = ["BitmapRows", "OffsetRows", "RangeRows", "RowList", "cache_folder", "select_rows"]
+__all__ = [
+    "SPARSE",
+    "BitmapRows",
+    "OffsetRows",
+    "RangeRows",
+    "RowList",
+    "alone",
+    "cache_folder",
+    "select_rows",
+]
 
 _SCAN_ROWS = 1 << 16
 _SCAN_AHEAD = 4  # batches; Lance would read gigabytes ahead
 _SCAN_BYTES = 32 << 20
 _DIRECTORY_WORDS = 8  # words of bitmap per directory entry
-_SPARSE = 1 / 64  # below this density offsets are smaller than the bitmap
+SPARSE = 1 / 64  # below this density offsets are smaller than the bitmap
 _MAGIC = b"destrier-rows-1\n"
 _HEADER_BYTES = 4096  # at most
 _FILTER_SHOWN = 200
@@ -47,6 +57,7 @@ _LOCK_POLL = 0.05  # seconds, as the next two
 _LOCK_WARN = 30
 _LOCK_GIVE_UP = 600
 _SELECT_BLOCK = 1 << 16  # positions worked on at once: each needs 64 bytes on the way
+_LONG_RUN = 1 << 10
 
 
 class RowList(Protocol):
@@ -67,22 +78,23 @@ class RowList(Protocol):
 
 
 class RangeRows:
-    """All rows of a table."""
+    """Successive rows of a table: all of them, or those from a first one on."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, start: int = 0) -> None:
         self.count = count
+        self.start = start
 
     def __len__(self) -> int:
         return self.count
 
     def offsets(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Positions are offsets."""
-        return positions
+        """Positions are offsets, but for the start."""
+        return positions + self.start if self.start else positions
 
     @property
     def digest(self) -> str:
-        """All rows, so many."""
-        return f"all-{self.count}"
+        """Which rows, so many."""
+        return f"from-{self.start}-{self.count}" if self.start else f"all-{self.count}"
 
 
 class OffsetRows:
@@ -91,6 +103,11 @@ class OffsetRows:
     def __init__(self, values: NDArray[np.int64]) -> None:
         self.values = values
         self._digest: str | None = None
+
+    @cached_property
+    def ascending(self) -> bool:
+        """Whether each row comes once, in table order."""
+        return bool((self.values[1:] > self.values[:-1]).all())
 
     def __len__(self) -> int:
         return len(self.values)
@@ -130,8 +147,21 @@ class BitmapRows:
         out = np.empty(len(positions), np.int64)
         for start in range(0, len(positions), _SELECT_BLOCK):
             block = slice(start, start + _SELECT_BLOCK)
-            out[block] = self._select(positions[block])
+            some = positions[block]
+            run = len(some) >= _LONG_RUN and some[-1] - some[0] == len(some) - 1
+            run = run and (some[1:] - some[:-1] == 1).all()
+            out[block] = self._run(int(some[0]), len(some)) if run else self._select(some)
         return out
+
+    def _run(self, first: int, count: int) -> NDArray[np.int64]:
+        """The offsets of successive positions: their words are unpacked, which costs a tenth."""
+        a, b = np.searchsorted(self.ranks, [first, first + count - 1], side="right").tolist()
+        words = self.words[(a - 1) * _DIRECTORY_WORDS : b * _DIRECTORY_WORDS]
+        bits = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), bitorder="little")
+        skipped = first - int(self.ranks[a - 1])
+        run: NDArray[np.int64] = np.flatnonzero(bits)[skipped : skipped + count]
+        run += (a - 1) * _DIRECTORY_WORDS * 64
+        return run
 
     def _select(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         entry = np.searchsorted(self.ranks, positions, side="right") - 1
@@ -226,7 +256,7 @@ def select_rows(table: Table, filter: str | None) -> RowList:
         return _some(_scan(table, filter), table, filter)
     cached = _load(path)
     if cached is None:
-        with _alone(path):
+        with alone(path):
             cached = _load(path)
             if cached is None:
                 built = _scan(table, filter)
@@ -278,7 +308,7 @@ def _scan(table: Table, filter: str) -> BitmapRows | OffsetRows:
             f"its columns are: {', '.join(table.schema.names)}"
         ) from error
     rows = BitmapRows(bits.view(np.uint64))
-    if len(rows) < total * _SPARSE:
+    if len(rows) < total * SPARSE:
         return OffsetRows(rows.offsets(np.arange(len(rows))))
     return rows
 
@@ -384,7 +414,7 @@ def _wait_for(lock: IO[bytes], path: Path) -> None:
         if waited > _LOCK_WARN and not warned:
             warned = True
             warnings.warn(
-                f"another process has been building the selection {path} for {waited:.0f} s; "
+                f"another process has been building {path} for {waited:.0f} s; "
                 f"after {_LOCK_GIVE_UP} s it is built here too",
                 DestrierWarning,
                 stacklevel=6,
@@ -393,8 +423,8 @@ def _wait_for(lock: IO[bytes], path: Path) -> None:
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Let one process of a machine build a selection while the others wait for its file."""
+def alone(path: Path) -> Iterator[None]:
+    """Let one process of a machine build a file while the others wait for it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = path.with_suffix(".lock").open("wb")

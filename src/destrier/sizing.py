@@ -74,6 +74,7 @@ def default_clump(
     clump_size: int | None = None,
     window: int | None = None,
     open_bytes: int = OPEN_BYTES,
+    read_bytes: int | None = None,
 ) -> tuple[int, int]:
     """Return clump size and window; a given one is kept.
 
@@ -85,10 +86,11 @@ def default_clump(
         clump_size: Rows in a clump, c, if given.
         window: Clumps in a window, w, if given.
         open_bytes: What the open rows of all ranks together may take.
+        read_bytes: What a clump should have, where that is not what a read should.
     """
     chosen = clump_size
     if chosen is None:
-        least = _READ_BYTES_REMOTE if remote else _READ_BYTES_LOCAL
+        least = read_bytes or (_READ_BYTES_REMOTE if remote else _READ_BYTES_LOCAL)
         chosen = 1
         while chosen < _MAX_CLUMP and 2 * chosen * row_bytes <= least:
             chosen *= 2

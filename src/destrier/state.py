@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from destrier.errors import StateError
 from destrier.order import ORDER_VERSION
@@ -17,12 +17,16 @@ __all__ = [
     "Position",
     "State",
     "check_state",
+    "compact",
     "expanded",
     "merge_states",
+    "next_epoch",
+    "parsed",
 ]
 
 STATE_VERSION = 1
 State: TypeAlias = "dict[str, int | str | bool | None]"
+Kind: TypeAlias = Literal["StreamingDataset", "Mixture", "Zip"]
 
 _Kinds: TypeAlias = "dict[str, tuple[type, ...]]"
 
@@ -56,6 +60,12 @@ _MIXTURE_KINDS: _Kinds = {
     "schedule": (str,),
     "sources": (str,),
 }
+_ZIP_KINDS: _Kinds = {**_COMMON, "stop": (str,), "sources": (str,)}
+_ALL_KINDS: dict[Kind, _Kinds] = {
+    "StreamingDataset": _KINDS,
+    "Mixture": _MIXTURE_KINDS,
+    "Zip": _ZIP_KINDS,
+}
 _BRIEF = (
     "shuffle_seed",
     "num_splits",
@@ -83,6 +93,9 @@ class Identity:
     Attributes:
         rows: Digest of the row list.
         count: Its length.
+        packing: How documents are packed into the blocks that are listed; None for rows.
+        buckets: How batches of like length are formed; None where they are not.
+        lengths: Digest of those lengths.
     """
 
     shuffle_seed: int
@@ -95,11 +108,14 @@ class Identity:
     table_version: int
     rows: str
     count: int
+    packing: str | None = None
+    buckets: str | None = None
+    lengths: str | None = None
 
     @property
     def plan_hash(self) -> str:
         """A digest of the order's parameters and of the selection's content, not its text."""
-        parts = (
+        parts: tuple[object, ...] = (
             ORDER_VERSION,
             self.shuffle_seed,
             self.num_splits,
@@ -109,16 +125,22 @@ class Identity:
             self.rows,
             self.count,
         )
+        if self.packing is not None:
+            parts = (*parts, self.packing)
+        if self.buckets is not None:
+            parts = (*parts, self.buckets, self.lengths)
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
     def brief(self) -> list[int | str | bool | None]:
         """The state without a position, as short as it can be: see `expanded`."""
         whole = self.state(0, 0)
-        return [whole[key] for key in _BRIEF]
+        packing = () if self.packing is None else (self.packing,)
+        return [*(whole[key] for key in _BRIEF), *packing]
 
     def state(self, epoch: int, counter: int) -> State:
         """The state at a position."""
         per_split = counter // self.num_splits
+        more = {"packing": self.packing, "buckets": self.buckets}
         return {
             "version": STATE_VERSION,
             "order_version": ORDER_VERSION,
@@ -135,6 +157,7 @@ class Identity:
             "plan_hash": self.plan_hash,
             "samples_consumed_per_split": per_split,
             "positions_consumed_per_split": per_split,
+            **{key: value for key, value in more.items() if value is not None},
         }
 
 
@@ -185,24 +208,51 @@ def expanded(brief: Any) -> State:
     """
     if isinstance(brief, Mapping):
         raise StateError("the state has a mixture here, this is a table")
-    if not isinstance(brief, list) or len(brief) != len(_BRIEF):
+    if not isinstance(brief, list) or len(brief) not in (len(_BRIEF), len(_BRIEF) + 1):
         raise StateError(f"the state of a source is cut: {brief!r}")
+    names = (*_BRIEF, "packing")
     start = dict.fromkeys(_COMMON, 0)
     state = {
         **start,
         "version": STATE_VERSION,
         "order_version": ORDER_VERSION,
-        **dict(zip(_BRIEF, brief, strict=True)),
+        **dict(zip(names, brief, strict=False)),
     }
     return check_state(state)
 
 
-def check_state(state: Any, *, mixture: bool = False) -> State:
+def compact(value: Any) -> str:
+    """Return JSON as one text: a state is flat."""
+    return json.dumps(value, separators=(",", ":"))
+
+
+def parsed(state: Mapping[str, Any], key: str) -> Any:
+    """Return what `compact` made of a dict.
+
+    Raises:
+        StateError: If it is none.
+    """
+    try:
+        value = json.loads(state[key])
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise StateError(f"{key} of the state is damaged: {state[key]!r}")
+    return value
+
+
+def _kind_of(state: Mapping[str, Any]) -> Kind:
+    if "schedule" in state:
+        return "Mixture"
+    return "Zip" if "sources" in state else "StreamingDataset"
+
+
+def check_state(state: Any, kind: Kind = "StreamingDataset") -> State:
     """Return the state if it is one of this library's, complete and of the right types.
 
     Args:
         state: What was given.
-        mixture: Whether it must be of a mixture, else of a table.
+        kind: Of what it must be.
 
     Raises:
         StateError: Naming what is wrong.
@@ -216,7 +266,7 @@ def check_state(state: Any, *, mixture: bool = False) -> State:
             if all(key in state for key in keys):
                 raise StateError(
                     f"this is a state of {library}, whose order cannot be reproduced; start the "
-                    f"next epoch instead: make the stream with epoch={_next_epoch(state)}"
+                    f"next epoch instead: make the stream with epoch={next_epoch(state)}"
                 )
     version = state.get("version")
     if isinstance(version, int) and version > STATE_VERSION:
@@ -224,11 +274,9 @@ def check_state(state: Any, *, mixture: bool = False) -> State:
             f"the state has format version {version}, this library reads up to {STATE_VERSION}; "
             "it was saved by a newer destrier: upgrade"
         )
-    if "order_version" in state and ("sources" in state) != mixture:
-        kinds = ("a Mixture", "a StreamingDataset")
-        was, wanted = kinds if "sources" in state else kinds[::-1]
-        raise StateError(f"the state is of {was}, and cannot be loaded into {wanted}")
-    _check_values(state, _MIXTURE_KINDS if mixture else _KINDS)
+    if "order_version" in state and (was := _kind_of(state)) != kind:
+        raise StateError(f"the state is of a {was}, and cannot be loaded into a {kind}")
+    _check_values(state, _ALL_KINDS[kind])
     if state["order_version"] != ORDER_VERSION:
         raise StateError(
             f"order_version mismatch: the state has {state['order_version']!r}, this library has "
@@ -241,7 +289,8 @@ def _check_values(state: Mapping[str, Any], all_kinds: _Kinds) -> None:
     missing = [key for key in all_kinds if key not in state]
     if missing:
         raise StateError(f"the state lacks {', '.join(missing)}; it is cut or not of destrier")
-    for key, kinds in all_kinds.items():
+    known = {**all_kinds, **{key: (str,) for key in ("packing", "buckets") if key in state}}
+    for key, kinds in known.items():
         value = state[key]
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             wanted = " or ".join(kind.__name__ for kind in kinds)
@@ -255,7 +304,8 @@ def _check_values(state: Mapping[str, Any], all_kinds: _Kinds) -> None:
         raise StateError(f"the state has format version {state['version']}, which never was")
 
 
-def _next_epoch(state: Mapping[str, Any]) -> str:
+def next_epoch(state: Mapping[str, Any]) -> str:
+    """The number of the epoch after a state's, for messages."""
     for key in ("epoch", "current_epoch"):
         if isinstance(state.get(key), int):
             return str(state[key] + 1)
@@ -272,10 +322,10 @@ def merge_states(states: list[State]) -> State:
     """
     if not states:
         raise StateError("merge_state_dicts requires at least one state dict")
-    mixture = "sources" in states[0]
-    first = check_state(states[0], mixture=mixture)
+    kind = _kind_of(states[0])
+    first = check_state(states[0], kind)
     for rank, other in enumerate(states[1:], 1):
-        checked = check_state(other, mixture=mixture)
+        checked = check_state(other, kind)
         for key, value in first.items():
             if checked.get(key) != value:
                 raise StateError(

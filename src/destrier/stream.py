@@ -1,4 +1,4 @@
-"""A stream: one pinned table, its selection, and the order over it, resolved once."""
+"""A stream: one pinned table, its selection, and the order over it."""
 
 from __future__ import annotations
 
@@ -9,36 +9,26 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from destrier.check import integer
-from destrier.errors import ArgumentError, ColumnError, StateError
-from destrier.feed import Feed, FeedOptions, TableFeed
+from destrier.buckets import BucketedOrder, Buckets
+from destrier.caching.location import CacheFolder
+from destrier.counters import Counts
+from destrier.errors import ColumnError, StateError
+from destrier.feed import Feed, FeedOptions, RowReader, TableFeed
 from destrier.keyed import Ints
 from destrier.links.columns import delivered_columns
 from destrier.order import Order
-from destrier.permutation import Permutation
+from destrier.packing.documents import PackedRows
+from destrier.packing.lengths import Lengths
+from destrier.packing.reader import PackedReader
 from destrier.plan import Cycles, Remainder, Routes, Steps
 from destrier.read import Reader
-from destrier.schedule import open_rows
-from destrier.selection import RowList, select_rows
-from destrier.sizing import (
-    OPEN_BYTES,
-    default_clump,
-    default_num_splits,
-    default_source_splits,
-)
-from destrier.state import Identity, State
+from destrier.schedule import DIRECT_SHARES, Held, Line, choose_held, open_rows
+from destrier.selection import RowList
+from destrier.state import Identity, State, next_epoch
 from destrier.table import Table
 from destrier.topology import ONLY_WORKER, Topology, Worker
 
-__all__ = [
-    "OneOf",
-    "Settings",
-    "Stream",
-    "TableStream",
-    "check_table",
-    "chosen_columns",
-    "resolve_stream",
-]
+__all__ = ["Stream", "TableStream", "chosen_columns"]
 
 _LOOKED_AT = 1 << 21  # samples
 
@@ -54,74 +44,6 @@ def chosen_columns(table: Table, columns: list[str] | None) -> list[str]:
     if not names:
         raise ColumnError(f"columns is empty; {table.name} has: {', '.join(table.schema.names)}")
     return names
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the user said about the order; None is to be chosen, or taken from a state."""
-
-    filter: str | None = None
-    permutation: Permutation | None = None
-    num_splits: int | None = None
-    shuffle: bool | None = None
-    shuffle_seed: int | None = None
-    shuffle_clump_size: int | None = None
-    shuffle_window: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, least, below in (
-            ("num_splits", 1, None),
-            ("shuffle_clump_size", 1, None),
-            ("shuffle_window", 1, None),
-            ("shuffle_seed", 0, 1 << 32),
-        ):
-            value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, integer(name, value, least, below))
-        if self.shuffle is not None and not isinstance(self.shuffle, bool | np.bool_ | int):
-            raise ArgumentError(f"shuffle must be True or False, got {self.shuffle!r}")
-        object.__setattr__(self, "shuffle", None if self.shuffle is None else bool(self.shuffle))
-        if self.filter is not None and not isinstance(self.filter, str):
-            raise ArgumentError(f"filter must be an SQL expression, got {self.filter!r}")
-        if self.filter is not None and self.permutation is not None:
-            raise ArgumentError(
-                "filter and permutation cannot be combined, because a permutation lists its rows; "
-                "filter when it is built: PermutationBuilder(table).filter(...)"
-            )
-
-    def adopt(self, state: State) -> Settings:
-        """Take from a state what was left at None, and refuse what differs.
-
-        Raises:
-            StateError: Naming the setting and both values.
-        """
-        taken: dict[str, Any] = {"permutation": self.permutation}
-        for name, key in (
-            ("num_splits", "num_splits"),
-            ("shuffle_seed", "shuffle_seed"),
-            ("shuffle_clump_size", "clump_size"),
-            ("shuffle_window", "window"),
-            ("shuffle", "shuffle"),
-            ("filter", "filter"),
-        ):
-            given, stored = getattr(self, name), state[key]
-            if self.permutation is not None and name == "filter":
-                continue
-            if given is not None and given != stored and not self._without_meaning(name, state):
-                raise StateError(
-                    f"{name} mismatch: the state has {stored!r}, this stream was made with "
-                    f"{given!r}; leave {name} out to take the state's, or start the next epoch "
-                    f"instead of loading: epoch={int(state['epoch'] or 0) + 1}"
-                )
-            taken[name] = stored
-        return Settings(**taken)
-
-    @staticmethod
-    def _without_meaning(name: str, state: State) -> bool:
-        """A window has no meaning where rows are permuted one by one or not at all."""
-        if name == "shuffle_window":
-            return state["clump_size"] == 1
-        return name == "shuffle_clump_size" and not state["shuffle"]
 
 
 class Stream(Protocol):
@@ -180,14 +102,18 @@ class TableStream:
         rows: The row list that the order permutes.
         identity: The parameters, and the digests of table and rows.
         listed: Whether sample g is listing entry g (a permutation that is not shuffled).
-        columns: What is read of one of several sources, unless all of them read the same.
+        packed: The documents and their blocks, where the rows are blocks.
+        buckets: How batches of like length are formed, and the lengths.
+        source_columns: Of one of several sources, the columns that it was made with.
     """
 
     table: Table
     rows: RowList
     identity: Identity
     listed: bool = False
-    columns: list[str] | None = None
+    packed: PackedRows | None = None
+    buckets: tuple[Buckets, Lengths] | None = None
+    source_columns: list[str] | None = None
 
     @property
     def count(self) -> int:
@@ -247,28 +173,113 @@ class TableStream:
         Raises:
             ColumnError: If a column is not in the table, or none is left.
         """
-        reader = Reader(
-            self.table,
-            chosen_columns(
-                self.table, self.columns if options.columns is None else options.columns
-            ),
+        reader = self.reader(
+            self.source_columns if options.columns is None else options.columns,
             tolerant=options.tolerant,
             counts=options.counts,
             cache=options.cache,
-            rows=self.rows,
         )
+        open_rows = self._owned_rows(options)
         return TableFeed(
             reader,
             self.rows,
             self.order,
             options,
-            open_rows=self._owned_rows(options),
+            open_rows=open_rows,
             remote=self.table.remote,
+            held=self._hold(reader, open_rows, options),
+            # each block of these shares needs the packing of a window of its own
+            direct_shares=DIRECT_SHARES if self.packed is None else 1,
         )
+
+    def _hold(
+        self, reader: RowReader, open_rows: int, options: FeedOptions
+    ) -> tuple[Held, int] | None:
+        """What stays in memory where that is not rows as they are delivered."""
+        if self.packed is None or not self.packed.moves:
+            return None
+        held, size = self.choose_held(
+            reader.columns,
+            open_rows,
+            options.own_rows,
+            row_bytes=reader.row_bytes(),
+            memory=options.prefetch_bytes,
+        )
+        if held != "all":
+            return held, size
+        assert isinstance(reader, PackedReader)
+        reader.keep()
+        return "shares", size
+
+    def choose_held(
+        self,
+        columns: list[str],
+        open_rows: int,
+        own_rows: int,
+        *,
+        row_bytes: float,
+        memory: int,
+    ) -> tuple[Held, int]:
+        """Choose what stays in memory, as `destrier.schedule.choose_held` does.
+
+        Where blocks move it is all documents, from which each epoch cuts its own.
+        """
+        if self.packed is not None and self.packed.moves:
+            everything = self.packed.kept_bytes(self.table, columns) / self.count
+            held = choose_held(self.count, 0, own_rows, row_bytes=everything, memory=memory)
+            if held[0] == "all":
+                return held
+            own_rows = 0
+        return choose_held(self.count, open_rows, own_rows, row_bytes=row_bytes, memory=memory)
+
+    def reader(
+        self,
+        columns: list[str] | None,
+        *,
+        tolerant: bool = False,
+        counts: Counts | None = None,
+        cache: CacheFolder | None = None,
+    ) -> RowReader:
+        """What reads its rows by offset, or its blocks by address.
+
+        Args:
+            columns: Names of the columns; None is all.
+            tolerant: Whether a row that cannot be read is reported (else it is raised).
+            counts: Where bytes and seconds are added up.
+            cache: A folder on local disk to read through.
+
+        Raises:
+            ColumnError: If there is no such column, or none is left.
+        """
+        if self.packed is not None:
+            return self.packed.reader(
+                self.table, columns, tolerant=tolerant, counts=counts, cache=cache
+            )
+        names = chosen_columns(self.table, columns)
+        return Reader(
+            self.table, names, tolerant=tolerant, counts=counts, cache=cache, rows=self.rows
+        )
+
+    def columns(self, columns: list[str] | None) -> list[str]:
+        """The columns that are delivered; None is all.
+
+        Raises:
+            ColumnError: If there is no such column, or none is left.
+        """
+        if self.packed is None:
+            return chosen_columns(self.table, columns)
+        return self.packed.columns(self.table, columns)
+
+    def table_columns(self, columns: list[str] | None) -> list[str]:
+        """The columns of the table that are read for some columns of samples."""
+        names = self.columns(columns)
+        return names if self.packed is None else self.packed.packing.read_columns(names)
 
     def _owned_rows(self, options: FeedOptions) -> int:
         """Rows that open windows hold in this process."""
         order, batch, topology = self.order(0), options.batch, options.topology
+        if self.buckets is not None:
+            return open_rows(order, order.num_splits)  # a batch is of no lanes in particular
         if batch is None:
             shares = topology.size * options.worker.count
             return open_rows(order, max(1, order.num_splits // shares))
@@ -279,10 +290,10 @@ class TableStream:
         steps = Steps(batch * period, 0, batch, order.num_splits, topology)
         return open_rows(order, len(np.unique(steps.samples(0, period)[0] % order.num_splits)))
 
-    def order(self, epoch: int) -> Order:
+    def order(self, epoch: int) -> Line:
         """The order of an epoch."""
         identity = self.identity
-        return Order(
+        order = Order(
             identity.count,
             seed=identity.shuffle_seed,
             epoch=epoch,
@@ -291,6 +302,9 @@ class TableStream:
             window=identity.window,
             shuffle=identity.shuffle,
         )
+        if self.buckets is not None:
+            return BucketedOrder(order, self.buckets[1], self.buckets[0])
+        return order if self.packed is None else self.packed.line(order)
 
     def check_plan(self, state: State) -> None:
         """Raise unless a state was saved over the same order of the same rows.
@@ -301,129 +315,11 @@ class TableStream:
         if state["plan_hash"] != self.identity.plan_hash:
             raise StateError(
                 f"plan_hash mismatch: the state has {state['plan_hash']}, this stream "
-                f"{self.identity.plan_hash}: the filter or permutation selects other rows than it "
-                f"did ({self.count} now); start the next epoch: epoch={_next(state)}"
+                f"{self.identity.plan_hash}: the filter, permutation or view has other rows "
+                f"than it had ({self.count} now); start the next epoch: epoch={next_epoch(state)}"
             )
         if int(state["counter"] or 0) > self.count:
             raise StateError(
                 f"counter {state['counter']} of the state is beyond the {self.count} samples of an "
                 "epoch: the state is damaged"
             )
-
-
-def check_table(table: Table, state: State, *, version_given: bool) -> None:
-    """Raise unless a state was saved over the rows of a table.
-
-    Args:
-        table: The table to be read.
-        state: The state.
-        version_given: Whether the version was chosen explicitly: it may then have more columns.
-
-    Raises:
-        StateError: Naming both tables.
-    """
-    if table.identity == state["table_identity"]:
-        return
-    if version_given:
-        before = table.at(int(state["table_version"] or 0))
-        if before.identity == state["table_identity"] and table.same_rows(before):
-            return
-    raise StateError(
-        f"table mismatch: the state was saved on version {state['table_version']} of a table with "
-        f"identity {state['table_identity']}, this stream reads {table.name} with identity "
-        f"{table.identity}; open the table of the run, or start the next epoch on this one: "
-        f"epoch={_next(state)}"
-    )
-
-
-def _next(state: State) -> int:
-    return int(state["epoch"] or 0) + 1
-
-
-@dataclass(frozen=True)
-class OneOf:
-    """That a table is one of several sources.
-
-    Attributes:
-        sources: How many there are.
-        quota: Samples of it in a step, about; None where that is not known.
-    """
-
-    sources: int
-    quota: int | None
-
-
-def resolve_stream(
-    table: Table,
-    settings: Settings,
-    *,
-    global_batch: int | None = None,
-    multiple: int = 1,
-    one_of: OneOf | None = None,
-) -> TableStream:
-    """Choose what was left open, from the pinned table and the global batch alone.
-
-    Args:
-        table: The pinned table.
-        settings: What was given.
-        global_batch: Samples in a step, where it is known.
-        multiple: Row mode: what num_splits must be a multiple of, the world size.
-        one_of: Of how many sources the table is one, where it is not read alone.
-    """
-    lanes = None
-    if settings.permutation is not None:
-        settings.permutation.check_table(table)
-        rows: RowList = settings.permutation.rows
-        lanes = settings.permutation.num_splits
-    else:
-        rows = select_rows(table, settings.filter)
-    count = len(rows)
-    shuffle = settings.shuffle
-    if shuffle is None:
-        shuffle = settings.permutation is None
-    listed = settings.permutation is not None and not shuffle
-    num_splits = settings.num_splits
-    if num_splits is None:
-        if shuffle and one_of is not None:
-            num_splits = default_source_splits(count, quota=one_of.quota)
-        elif shuffle:
-            num_splits = default_num_splits(count, global_batch=global_batch, multiple=multiple)
-        else:
-            num_splits = max(lanes or 1, multiple)
-    clump_size, window = 1, 1
-    if shuffle:
-        open_bytes = OPEN_BYTES // (1 if one_of is None else one_of.sources)
-        clump_size, window = _shuffle_sizes(table, settings, count, num_splits, open_bytes)
-    identity = Identity(
-        shuffle_seed=settings.shuffle_seed or 0,
-        num_splits=num_splits,
-        clump_size=clump_size,
-        window=window,
-        shuffle=shuffle,
-        filter=settings.filter,
-        table_identity=table.identity,
-        table_version=table.version,
-        rows=rows.digest,
-        count=count,
-    )
-    stream = TableStream(table, rows, identity, listed)
-    _ = stream.order(0)  # refuses sizes that no order can have
-    return stream
-
-
-def _shuffle_sizes(
-    table: Table, settings: Settings, count: int, num_splits: int, open_bytes: int
-) -> tuple[int, int]:
-    clump_size = settings.shuffle_clump_size
-    if settings.permutation is not None and clump_size is None:
-        clump_size = 1  # nothing is known of where successive entries of a listing lie
-    density = count / table.num_rows if settings.permutation is None else 1.0
-    return default_clump(
-        count,
-        num_splits=num_splits,
-        row_bytes=table.row_bytes / density,
-        remote=table.remote,
-        clump_size=clump_size,
-        window=settings.shuffle_window,
-        open_bytes=open_bytes,
-    )

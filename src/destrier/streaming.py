@@ -21,11 +21,12 @@ from destrier.feed import Feed, FeedOptions
 from destrier.iteration import DatasetIterator
 from destrier.plan import Cycles, Remainder, Shares, check_sizes, steps_of_epochs
 from destrier.process import check_process
+from destrier.resolving import OneOf
 from destrier.rows import OnTransformError, RowFinisher, check_on_transform_error
 from destrier.runner import DEFAULT_PREFETCH_BYTES, Runner, Work, agree, usable_cores
 from destrier.sharing import Shared
 from destrier.state import Position, State, merge_states
-from destrier.stream import OneOf, Stream
+from destrier.stream import Stream
 from destrier.topology import ONLY_WORKER, Topology, Worker, current_worker, resolve_topology
 
 if TYPE_CHECKING:
@@ -298,7 +299,8 @@ class Streaming(Counted, IterableDataset[Any], ABC):
         return self._runner, self._runner.start(position.epoch, position.counter)
 
     def _batch_finisher(self, feed: Feed, stream: Stream) -> Finisher:
-        check_extra_columns(feed.schema.names, self.with_index, self.remainder, stream.names)
+        index = feed.index_columns if self.with_index else ()
+        check_extra_columns(feed.schema.names, index, self.remainder, stream.names)
         return Finisher(
             stream.names,
             stream.seed,

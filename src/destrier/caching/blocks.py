@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from destrier.columns import dense_bytes, dense_type
 from destrier.keyed import Ints
 from destrier.lists import OrderedRows
+from destrier.rowlists import StackedRows
 from destrier.selection import BitmapRows, OffsetRows, RangeRows, RowList
 from destrier.table import Table, lance_call
 
@@ -115,12 +116,23 @@ class Density:
         self._rows = rows
         self._table_rows = table_rows
         self._counts: dict[int, NDArray[np.int64]] = {}
+        self._parts: list[Density] | None = None
 
     def of(self, block_rows: int, blocks: Ints) -> NDArray[np.float64]:
         """The part of each block's rows that the selection has."""
         rows = self._rows
-        if rows is None or isinstance(rows, RangeRows):
+        if rows is None:
             return np.ones(len(blocks))
+        if isinstance(rows, RangeRows):
+            first = blocks * block_rows
+            last = np.minimum(first + block_rows, self._table_rows)
+            held = np.minimum(last, rows.start + len(rows)) - np.maximum(first, rows.start)
+            return np.asarray(np.maximum(held, 0) / (last - first), np.float64)
+        if isinstance(rows, StackedRows):
+            if self._parts is None:
+                self._parts = [Density(part, self._table_rows) for part, _ in rows.parts]
+            found = [part.of(block_rows, blocks) for part in self._parts]
+            return np.asarray(np.minimum(1.0, np.sum(found, axis=0)), np.float64)
         if isinstance(rows, BitmapRows | OffsetRows):
             # Smaller blocks share what is known of the rows around them.
             size = max(block_rows, _DIRECTORY_ROWS)
@@ -128,7 +140,8 @@ class Density:
                 self._counts[size] = self._count(rows, size)
             groups = blocks * block_rows // size
             held = np.minimum((groups + 1) * size, self._table_rows) - groups * size
-            return np.minimum(1.0, self._counts[size][groups] / held)
+            part: NDArray[np.float64] = np.minimum(1.0, self._counts[size][groups] / held)
+            return part
         return np.full(len(blocks), min(1.0, len(rows) / self._table_rows))
 
     def _count(self, rows: BitmapRows | OffsetRows, size: int) -> NDArray[np.int64]:

@@ -243,13 +243,19 @@ def _assembled_wide(pieces: Sequence[_Piece], total: int, kind: pa.DataType) -> 
         bounds = piece.values.bounds
         assert bounds is not None
         mean = max(1, int(bounds[-1] - bounds[0]) // max(1, len(bounds) - 1))
+        lows, highs = bounds[piece.rows].tolist(), bounds[piece.rows + 1].tolist()
+        places = ends[piece.start : piece.stop].tolist()
         for first, last in _spans(piece.rows, _NEAR_BYTES // mean):
-            rows = piece.rows[first:last]
-            origin = int(bounds[rows[0]])
-            read = piece.values.data(origin, int(bounds[rows[-1] + 1]))
-            for begin, end in _spans(rows, 0):
-                low, high = int(bounds[rows[begin]]), int(bounds[rows[end - 1] + 1])
-                place = int(ends[piece.start + first + begin])
+            origin = lows[first]
+            read = piece.values.data(origin, highs[last - 1])
+            # Most are of one row, where rows are shuffled one by one.
+            runs = _spans(piece.rows[first:last], 0) if last - first > 1 else ((0, 1),)
+            for begin, end in runs:
+                low, high, place = (
+                    lows[first + begin],
+                    highs[first + end - 1],
+                    places[first + begin],
+                )
                 data[place : place + high - low] = read[low - origin : high - origin]
     return _of_bounds(kind, ends, data, _validity(pieces, total))
 

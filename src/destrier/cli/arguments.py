@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from destrier.packing.packed import Packed
     from destrier.table import Table
 
 __all__ = [
@@ -13,11 +14,14 @@ __all__ = [
     "add_choice",
     "add_filter",
     "add_json",
+    "add_mixture",
     "add_order",
+    "add_packing",
     "add_table",
     "count",
     "open_from",
     "order_from",
+    "packed_from",
     "storage_option",
     "whole",
 ]
@@ -31,9 +35,14 @@ def add(commands: Any, name: str, does: str) -> argparse.ArgumentParser:
     return parser
 
 
-def add_table(command: argparse.ArgumentParser) -> None:
-    """Add the table, and the options that say how it is opened."""
-    command.add_argument("uri", metavar="URI", help="a Lance dataset")
+def add_table(command: argparse.ArgumentParser, *, several: bool = False) -> None:
+    """Add the table, or several, and the options that say how it is opened."""
+    if several:
+        command.add_argument(
+            "uris", nargs="+", metavar="[NAME=]URI", help="a Lance dataset, or several to mix"
+        )
+    else:
+        command.add_argument("uri", metavar="URI", help="a Lance dataset")
     command.add_argument(
         "--table-version", type=version, metavar="VERSION", help="a number or a tag (the latest)"
     )
@@ -74,6 +83,65 @@ def add_order(command: argparse.ArgumentParser) -> None:
     command.add_argument("--clump-size", type=count, metavar="N", help="rows read as one (chosen)")
     command.add_argument("--window", type=count, metavar="N", help="clumps a window (chosen)")
     command.add_argument("--no-shuffle", action="store_true", help="in the order of the table")
+
+
+def add_mixture(command: argparse.ArgumentParser) -> None:
+    """Add the options for several tables as one."""
+    command.add_argument(
+        "--weights",
+        type=float,
+        nargs="+",
+        metavar="W",
+        help="of several tables, in which proportion rows come (every row once)",
+    )
+    command.add_argument(
+        "--temperature", type=float, metavar="T", help="weights by length to the power of 1/T"
+    )
+    command.add_argument(
+        "--stop",
+        choices=("first_exhausted", "all_exhausted", "never"),
+        help="when an epoch is over (first_exhausted, with weights)",
+    )
+    command.add_argument("--length", type=count, metavar="N", help="rows of an epoch, instead")
+    command.add_argument(
+        "--batching",
+        choices=("mixed", "stratified", "per_source"),
+        help="what a batch is made of (mixed)",
+    )
+
+
+def add_packing(command: argparse.ArgumentParser) -> None:
+    """Add the options for blocks of tokens."""
+    command.add_argument(
+        "--block-size", type=count, metavar="N", help="pack documents into blocks of N tokens"
+    )
+    command.add_argument(
+        "--tokens", metavar="NAME", default="tokens", help="the column of tokens (tokens)"
+    )
+    command.add_argument(
+        "--how", choices=("concatenate", "best_fit"), default="concatenate", help="how to pack"
+    )
+    command.add_argument("--overlap", type=whole, metavar="N", default=0, help="of blocks (0)")
+    command.add_argument("--eos-id", type=whole, metavar="N", help="a token to end documents with")
+    command.add_argument("--pad-id", type=whole, metavar="N", help="a token to fill blocks with")
+
+
+def packed_from(options: argparse.Namespace) -> Table | Packed:
+    """Open the table that the arguments name, as blocks if they say so."""
+    table = open_from(options)
+    if options.block_size is None:
+        return table
+    from destrier.packing.packed import Packed
+
+    return Packed(
+        table,
+        block_size=options.block_size,
+        column=options.tokens,
+        how=options.how,
+        overlap=options.overlap,
+        eos_id=options.eos_id,
+        pad_id=options.pad_id,
+    )
 
 
 def order_from(options: argparse.Namespace) -> dict[str, Any]:

@@ -10,11 +10,13 @@ from destrier.cli.arguments import (
     add,
     add_choice,
     add_json,
+    add_mixture,
     add_order,
+    add_packing,
     add_table,
     count,
-    open_from,
     order_from,
+    packed_from,
     whole,
 )
 from destrier.cli.printing import print_facts, print_json
@@ -22,6 +24,7 @@ from destrier.show import number, size
 
 if TYPE_CHECKING:
     from destrier.caching.advice import CachedColumn
+    from destrier.packing.documents import PackingReport
     from destrier.report import PlanReport
 
 __all__ = ["add_commands"]
@@ -39,7 +42,7 @@ _HELD = {
 def add_commands(commands: Any) -> None:
     """Add the command to a parser."""
     command = add(commands, "plan", "print which rows each rank reads in a step, and what it costs")
-    add_table(command)
+    add_table(command, several=True)
     _add_plan(command)
     add_choice(command)
     add_json(command)
@@ -62,16 +65,23 @@ def _add_plan(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--epoch", type=whole, metavar="N", default=0, help="its epoch (0)")
     add_order(command)
+    add_packing(command)
+    add_mixture(command)
 
 
 def _plan(options: argparse.Namespace) -> int:
+    from destrier.cli.mixing import is_mixture, plan_mixture
+
+    if is_mixture(options):
+        return plan_mixture(options)
+    (options.uri,) = options.uris
     from destrier.dataset import StreamingDataset
     from destrier.plan import check_batch
     from destrier.report import report_plan
 
     check_batch(options.global_batch, options.world_size, uneven=False)
     dataset = StreamingDataset(
-        open_from(options),
+        packed_from(options),
         filter=options.filter,
         **order_from(options),
         epoch=options.epoch,
@@ -98,8 +108,9 @@ def _print_plan(report: PlanReport) -> None:
     print_facts(
         {
             "table": report.table,
-            "rows": f"{report.rows:,}"
+            ("rows" if report.packing is None else "documents"): _rows(report)
             + (f" of {report.table_rows:,}, where {report.filter}" if report.filter else ""),
+            **({} if report.packing is None else {"blocks": _packing(report.packing)}),
             "order": _order(report),
             "epoch": f"{report.steps:,} steps of {report.global_batch:,} rows, "
             f"{report.surplus_rows:,} rows over",
@@ -107,7 +118,7 @@ def _print_plan(report: PlanReport) -> None:
             * (report.held == "all")
             + f"about {number(report.requests_a_step)} requests of "
             f"{size(report.bytes_a_step)} in all (estimated, for the middle of an epoch: one for "
-            f"each run of neighbouring rows in each of {len(report.columns)} columns, rows of "
+            f"each run of neighbouring rows in each of {len(report.read_columns)} columns, rows of "
             "average size on disk; Lance joins requests that lie close)",
             "requests a row": f"about {report.requests_a_row:.3g} in each column",
             "open rows": f"{report.open_rows:,}, about {size(report.open_bytes)} over all ranks"
@@ -127,6 +138,19 @@ def _print_plan(report: PlanReport) -> None:
         print(f"  rank {share.rank}: {rows}{more}")
     for note in report.notes:
         print(f"\nnote: {note}")
+
+
+def _rows(report: PlanReport) -> str:
+    return f"{report.rows if report.packing is None else report.packing.documents:,}"
+
+
+def _packing(packing: PackingReport) -> str:
+    left = f", {packing.unreached:,} left out of each epoch" if packing.unreached else ""
+    return (
+        f"{packing.blocks:,} of {packing.block_size:,} tokens, {packing.how}, from "
+        f"{packing.tokens:,} tokens{left}; {packing.waste:.2%} pads, {packing.cut:.1%} of pieces "
+        "end inside their document. What follows counts blocks as rows"
+    )
 
 
 def _kept(column: CachedColumn) -> str:

@@ -23,9 +23,11 @@ from destrier.errors import (
 from destrier.table import Table, lance_call, open_table
 
 if TYPE_CHECKING:
+    from destrier.keyed import Ints
+    from destrier.read import Reader
     from destrier.table import TableLike
 
-__all__ = ["get", "index"]
+__all__ = ["find", "get", "index", "is_key", "read_rows"]
 
 _EXACT = ("BTreeIndexDetails", "BitmapIndexDetails")  # indices that know which rows hold a value
 _USUAL = ("key", "id")  # names of key columns, where no index tells
@@ -125,23 +127,42 @@ def get(
         {'label': 0}
     """
     opened = open_table(table, version=version, storage_options=storage_options)
-    indexed = _indexed(opened)
-    column = _key_column(opened, indexed) if on is None else on
-    kind = check_key(opened, column).type
     names = opened.schema.names if columns is None else list(columns)
     opened.check_columns(names)
-    one = isinstance(key, int | str | bytes | np.integer)
-    keys = [_checked(value, kind, column) for value in ([key] if one else _listed(key))]
-    if column not in indexed and (opened.uri, column) not in _warned:
-        _warned.add((opened.uri, column))
+    _, offsets = find(opened, key, on)
+    rows = _read(opened, names, offsets)
+    return rows[0] if is_key(key) else rows
+
+
+def is_key(key: Any) -> bool:
+    """Whether it is one key, not several."""
+    return isinstance(key, int | str | bytes | np.integer)
+
+
+def find(table: Table, key: Any, on: str | None) -> tuple[list[int | str | bytes], list[int]]:
+    """Find the rows of keys.
+
+    Args:
+        table: The table.
+        key: One key or several, as `get` takes them.
+        on: The key column; None as for `get`.
+
+    Returns:
+        The keys, and the row offset of each.
+    """
+    indexed = _indexed(table)
+    column = _key_column(table, indexed) if on is None else on
+    kind = check_key(table, column).type
+    keys = [_checked(value, kind, column) for value in ([key] if is_key(key) else _listed(key))]
+    if column not in indexed and (table.uri, column) not in _warned:
+        _warned.add((table.uri, column))
         warnings.warn(
-            f"{opened.name} has no index of column {column!r}, so the column is scanned each time; "
+            f"{table.name} has no index of column {column!r}, so the column is scanned each time; "
             f"destrier.index(table, {column!r}) makes one",
             DestrierWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
-    rows = _read(opened, names, _offsets(opened, column, keys))
-    return rows[0] if one else rows
+    return keys, _offsets(table, column, keys)
 
 
 def _indexed(table: Table) -> list[str]:
@@ -238,10 +259,15 @@ def _read(table: Table, names: list[str], offsets: list[int]) -> list[dict[str, 
         return [{} for _ in offsets]
     from destrier.read import Reader  # which imports torch
 
-    rows = Reader(table, names).read(np.array(offsets, np.int64))
-    values = [_values(rows.batch.column(name)) for name in names]
+    return read_rows(Reader(table, names), np.array(offsets, np.int64))
+
+
+def read_rows(reader: Reader, offsets: Ints) -> list[dict[str, Any]]:
+    """Read rows as dicts, in one request for all of them."""
+    rows = reader.read(offsets)
+    values = [_values(rows.batch.column(name)) for name in reader.columns]
     places = range(len(offsets)) if rows.index is None else rows.index.tolist()
-    return [dict(zip(names, (each[i] for each in values), strict=True)) for i in places]
+    return [dict(zip(reader.columns, (each[i] for each in values), strict=True)) for i in places]
 
 
 def _values(array: pa.Array) -> list[Any]:

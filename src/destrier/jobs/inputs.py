@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import operator
 import pickle
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from destrier.encoding.encoder import RowEncoder
 from destrier.errors import ArgumentError, EmptyError, SourceError
+from destrier.jobs.batches import BatchCalls
 from destrier.jobs.calls import Calls, check_on_error
 from destrier.jobs.fingerprint import fingerprint
 from destrier.jobs.streams import Stream
@@ -80,11 +83,14 @@ class _FunctionSource(Source):
         job: _Job,
         schema: pa.Schema | None,
         on_error: str,
+        batch_size: int | None,
     ) -> None:
         check_on_error(on_error)
         self._job = job
         self._schema = RowEncoder(schema).schema  # which checks it
         self._on_error = on_error
+        self._batch_size = batch_size
+        self._step = batch_size or 1
         self.failures: list[tuple[int, str]] = []
         self.taken = 0
 
@@ -104,7 +110,13 @@ class _FunctionSource(Source):
             schema = self._schema
         encoder = RowEncoder(schema, declared=self._schema is not None)
         function = self._job.parts()[0]
-        rows = Calls(function, self._taken(unit, lambda: rows.given), self._on_error, self.failures)
+        inputs = self._taken(unit, lambda: rows.given)
+        size, skip = self._batch_size, self._on_error
+        rows = (
+            Calls(function, inputs, skip, self.failures)
+            if size is None
+            else BatchCalls(function, inputs, size, skip, self.failures)
+        )
         try:
             yield from encoder.batches(rows, name=rows.name)
         except SourceError as error:
@@ -120,9 +132,9 @@ class _FunctionSource(Source):
         least = unit.place[2]
         late = float("inf")
         for item in self._inputs(unit):
-            if least is not None and self.taken:
+            if least is not None and self.taken and self.taken % self._step == 0:
                 now = time.monotonic()
-                if self.taken == 1:
+                if self.taken == self._step:
                     late = now + _FIRST_SECONDS
                 enough = self.taken >= _FIRST or (now > late and self.taken >= least)
                 if enough and (given() or self._schema is not None):
@@ -146,6 +158,7 @@ class SequenceSource(_FunctionSource):
         inputs: With a length, reached by number.
         schema: Of the rows, or None to find it.
         on_error: ``"raise"``, or ``"skip"`` to leave out the inputs that the function fails on.
+        batch_size: Items in the lists that ``fn`` is called with; None calls it with each item.
     """
 
     format: ClassVar[str] = "function"
@@ -156,8 +169,9 @@ class SequenceSource(_FunctionSource):
         inputs: Any,
         schema: pa.Schema | None = None,
         on_error: str = "raise",
+        batch_size: int | None = None,
     ) -> None:
-        super().__init__(_Job(fn, inputs), schema, on_error)
+        super().__init__(_Job(fn, inputs), schema, on_error, batch_size)
         self._count = len(inputs)
         if not self._count:
             raise EmptyError("there are no inputs")
@@ -175,7 +189,8 @@ class SequenceSource(_FunctionSource):
     def digest(self) -> str:
         """A digest of function, inputs and options."""
         schema = None if self._schema is None else self._schema.serialize().to_pybytes()
-        return fingerprint(*self._job.parts(), schema, self._on_error)
+        size = () if self._batch_size is None else (self._batch_size,)
+        return fingerprint(*self._job.parts(), schema, self._on_error, *size)
 
     def first(self) -> Shard:
         """The first few inputs, and as many more as it takes to get a row.
@@ -199,10 +214,11 @@ class SequenceSource(_FunctionSource):
         length = max(rest / _SHARDS, _LEAST_SECONDS / seconds)
         length = max(min(length, _SHARD_SECONDS / seconds), rest / _MOST_SHARDS)
         length = max(1.0, min(length, _SHARD_BYTES / nbytes))
-        shards = min(rest, max(1, round(rest / length)))
+        lists = -(-rest // self._step)  # which the function gets whole
+        shards = min(lists, max(1, round(rest / length)))
         for index in range(shards):
-            start = first + index * rest // shards
-            stop = first + (index + 1) * rest // shards
+            start = first + index * lists // shards * self._step
+            stop = min(self._count, first + (index + 1) * lists // shards * self._step)
             yield Shard(index + 1, (self._unit(start, stop, int(nbytes * (stop - start))),))
 
     def _unit(self, start: int, stop: int, nbytes: int, least: int | None = None) -> Unit:
@@ -212,8 +228,32 @@ class SequenceSource(_FunctionSource):
     def _inputs(self, unit: Unit) -> Iterator[tuple[int, Callable[[], Any]]]:
         inputs = self._job.parts()[1]
         start, stop, _ = unit.place
-        for number in range(start, stop):
-            yield number, lambda: inputs[number]  # noqa: B023 - called before the next one
+        together = self._batch_size is not None and hasattr(inputs, "__getitems__")
+        for first in range(start, stop, self._step):
+            numbers = range(first, min(first + self._step, stop))
+            items = _Together(inputs, numbers) if together else inputs
+            for number in numbers:
+                yield number, partial(operator.getitem, items, number)
+
+
+class _Together:
+    """Inputs that are had at once, when the first is asked for; one by one where that fails."""
+
+    def __init__(self, inputs: Any, numbers: range) -> None:
+        self._inputs = inputs
+        self._numbers = numbers
+
+    def __getitem__(self, number: int) -> Any:
+        items = self._items
+        return items[number - self._numbers.start] if items else self._inputs[number]
+
+    @cached_property
+    def _items(self) -> list[Any]:
+        try:
+            items = list(self._inputs.__getitems__(list(self._numbers)))
+        except Exception:
+            return []
+        return items if len(items) == len(self._numbers) else []
 
 
 def _each(measure: Measure) -> tuple[float, float]:
@@ -231,6 +271,7 @@ class IterableSource(_FunctionSource):
         inputs: An iterable, or a queue that ends with `ALL_DONE`.
         schema: Of the rows, or None to find it.
         on_error: ``"raise"``, or ``"skip"`` to leave out the inputs that the function fails on.
+        batch_size: Items at most in the lists that ``fn`` is called with; None calls it with each.
     """
 
     format: ClassVar[str] = "function"
@@ -242,8 +283,9 @@ class IterableSource(_FunctionSource):
         inputs: Any,
         schema: pa.Schema | None = None,
         on_error: str = "raise",
+        batch_size: int | None = None,
     ) -> None:
-        super().__init__(_Job(fn), schema, on_error)
+        super().__init__(_Job(fn), schema, on_error, batch_size)
         self._stream: Stream | None = Stream(inputs)
         self._first: tuple[int, list[bytes]] | None = None
         self._before: list[tuple[int, str]] = []  # inputs skipped before the first shard
@@ -277,7 +319,7 @@ class IterableSource(_FunctionSource):
         """
         assert self._stream is not None
         self._before = skipped
-        self._first = self._stream.chunk(_FIRST, _FIRST_LEAST)
+        self._first = self._stream.chunk(self._whole(_FIRST), self._whole(_FIRST_LEAST))
         return self._first is not None
 
     def rest(self, measure: Measure) -> Iterator[Shard | None]:
@@ -291,7 +333,7 @@ class IterableSource(_FunctionSource):
         while True:
             length = max(self._stream.count / _SHARDS, _LEAST_SECONDS / seconds)
             length = min(length, _SHARD_SECONDS / seconds, _SHARD_BYTES / nbytes)
-            chunk = self._stream.chunk(max(1, int(length)), 0)
+            chunk = self._stream.chunk(self._whole(max(1, int(length))), 0)
             if chunk is None:
                 return
             if not chunk[1]:
@@ -299,6 +341,10 @@ class IterableSource(_FunctionSource):
                 continue
             yield self._shard(index, *chunk, nbytes)
             index += 1
+
+    def _whole(self, count: int) -> int:
+        """At least so many inputs, in whole lists."""
+        return -(-count // self._step) * self._step
 
     def _shard(
         self, index: int, start: int, pulled: list[bytes], nbytes: float, least: int | None = None
@@ -312,4 +358,4 @@ class IterableSource(_FunctionSource):
         if least is not None:
             self.failures.extend(self._before)
         for number, data in enumerate(pulled, start):
-            yield number, lambda: pickle.loads(data)  # noqa: B023, S301 - pickled by our parent
+            yield number, partial(pickle.loads, data)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from destrier.check import integer
 from destrier.errors import ArgumentError
 from destrier.jobs.inputs import IterableSource, SequenceSource
 from destrier.jobs.streams import ALL_DONE, is_sequence
@@ -23,6 +24,7 @@ def optimize(
     inputs: Any,
     uri: str | os.PathLike[str],
     *,
+    batch_size: int | None = None,
     num_workers: int | None = None,
     mode: str = "create",
     schema: pa.Schema | None = None,
@@ -43,6 +45,10 @@ def optimize(
         inputs: A sequence (with a length, reached by number); or an iterable, such as a generator
             or a loader, or a queue that ends with `ALL_DONE`, which are read in this process.
         uri: Of the table.
+        batch_size: Call the function with lists of so many inputs (the last may be shorter, as may
+            those of an iterable), as tokenizers want them. It returns a list of rows, one or None
+            for each input, or a `pyarrow.RecordBatch` with a row for each. None calls it with each
+            input.
         num_workers: Processes; None is one a processor, 0 calls the function in this one.
         mode: ``"create"``, ``"append"`` or ``"overwrite"``.
         schema: Of the rows. Values are then converted to its types, exactly or not at all.
@@ -71,8 +77,10 @@ def optimize(
         raise ArgumentError(f"fn must be a function of one input, got a {type(fn).__name__}")
     if schema is not None and not isinstance(schema, pa.Schema):
         raise ArgumentError(f"schema must be a pyarrow.Schema, got a {type(schema).__name__}")
+    if batch_size is not None:
+        batch_size = integer("batch_size", batch_size, 1)
     kind = SequenceSource if is_sequence(inputs) else IterableSource
-    source = kind(fn, inputs, schema, on_error)
+    source = kind(fn, inputs, schema, on_error, batch_size)
     while True:
         try:
             written = write_table(

@@ -23,12 +23,14 @@ __all__ = [
     "gone",
     "join_uri",
     "open_linked",
+    "read_at_once",
     "read_linked",
     "split_uri",
     "stat_files",
 ]
 
 _REQUESTS = 16  # in flight, when remote files are looked at
+_AT_ONCE = getattr(os, "RWF_NOWAIT", None)
 
 
 def split_uri(uri: str) -> tuple[str, str]:
@@ -181,6 +183,20 @@ def open_linked(uri: str, path: str, size: int, stamp: int) -> int:
             os.close(descriptor)
         raise LinkError(f"cannot open {redact(uri)}, which is linked: {_reason(error)}") from None
     return descriptor
+
+
+def read_at_once(descriptor: int, position: int, into: memoryview) -> bool:
+    """Fill memory from a place of an open file on, if the system has all of it in memory.
+
+    Returns:
+        Whether it had, and could tell. If not, the memory may be filled in part.
+    """
+    if _AT_ONCE is None:
+        return False
+    try:
+        return os.preadv(descriptor, [into], position, _AT_ONCE) == len(into)
+    except OSError:  # not there, or the file system cannot tell
+        return False
 
 
 def announce(descriptor: int, start: int, stop: int) -> None:

@@ -11,11 +11,10 @@ map of it would end the process. Files in remote stores are read by Lance.
 from __future__ import annotations
 
 import os
-import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +29,7 @@ from destrier.links.files import (
     changed,
     gone,
     open_linked,
+    read_at_once,
     read_linked,
     split_uri,
     stat_files,
@@ -42,7 +42,8 @@ EXTERNAL = 3
 
 _OPEN_FILES = 64  # at once in a thread
 _REMEMBERED = 1 << 15  # remote files that were looked at; beyond, the oldest are looked at again
-_SPECIAL = re.compile(r"[%?#]")
+_LOCAL = "file:///"
+_SPECIAL = "%?#"
 _NEAR = 64 << 10  # the system is asked in one go for ranges that lie so close
 
 
@@ -83,6 +84,23 @@ class _Ranges:
     positions: NDArray[np.uint64]
     bounds: Ints
     memory: memoryview
+
+
+class _Parts(NamedTuple):
+    """The same, file by file: numbers of Python's, which are read one by one."""
+
+    starts: list[int]
+    begin: list[int]
+    end: list[int]
+    memory: memoryview
+
+
+class _Unread(NamedTuple):
+    """A file that is open, and which parts of it were not read yet."""
+
+    descriptor: int
+    file: int
+    parts: range
 
 
 class BrokenLinksError(Exception):
@@ -153,7 +171,7 @@ class LinkReader:
         # To Lance, no size is all from the position on.
         sizes = np.where(external & (sizes == 0), lengths - positions, sizes)
         files = _files(values, recorded, external, positions)
-        paths = [_local(uri) for uri in files.uris]
+        paths = _paths(files.uris)
         remote = [file for file, path in enumerate(paths) if path is None]
         self._look_at(files, remote, broken)
         broken.raise_any()
@@ -168,8 +186,7 @@ class LinkReader:
             places = np.flatnonzero(by_lance)
             _place(places, fetch(places), ranges)
         with self._turn:
-            for first in range(0, len(paths), _OPEN_FILES):
-                _read_local(files, paths, first, ranges, broken)
+            _read_local(files, paths, ranges, broken)
         broken.raise_any()
         bits = None
         if values.null_count:
@@ -201,61 +218,74 @@ class LinkReader:
 
 
 def _read_local(
-    files: _Files, paths: list[str | None], first: int, ranges: _Ranges, broken: BrokenLinksError
+    files: _Files, paths: list[str | None], ranges: _Ranges, broken: BrokenLinksError
 ) -> None:
-    """Read the values in some local files, from the first one on."""
-    last = min(first + _OPEN_FILES, len(paths))
-    open_files = _open(files, paths, range(first, last), broken)
+    """Read the values in local files.
+
+    What the system has in memory is read as soon as its file is open. Other files are collected,
+    so that the disk is asked for many of them at once.
+    """
+    begin, end = ranges.bounds[files.places], ranges.bounds[files.places + 1]
+    starts = ranges.positions[files.places].astype(np.int64)
+    parts = _Parts(starts.tolist(), begin.tolist(), end.tolist(), ranges.memory)
+    unread: list[_Unread] = []
     try:
-        bounds = np.array(files.bounds[first : last + 1])
-        places = files.places[bounds[0] : bounds[-1]]
-        owners = np.repeat(np.arange(last - first), np.diff(bounds))
-        begin, end = ranges.bounds[places], ranges.bounds[places + 1]
-        starts = ranges.positions[places].astype(np.int64)
-        for owner, start, stop in _runs(owners, starts, starts + end - begin):
-            if open_files[owner] >= 0:
-                announce(open_files[owner], start, stop)
-        parts = (numbers.tolist() for numbers in (owners, starts, begin, end))
-        lost = set()
-        for owner, start, low, high in zip(*parts, strict=True):
-            if open_files[owner] < 0 or owner in lost:
+        for file, path in enumerate(paths):
+            if path is None:
                 continue
+            uri = files.uris[file]
             try:
-                uri = files.uris[first + owner]
-                read_linked(open_files[owner], uri, start, ranges.memory[low:high])
+                descriptor = open_linked(uri, path, files.sizes[file], files.stamps[file])
             except LinkError as error:
-                broken.add(files.of(first + owner), error)
-                lost.add(owner)
-    finally:
-        for descriptor in open_files:
-            if descriptor >= 0:
+                broken.add(files.of(file), error)
+                continue
+            first, last = files.bounds[file], files.bounds[file + 1]
+            unread.append(_Unread(descriptor, file, range(first, last)))
+            for part in range(first, last):
+                low, high = parts.begin[part], parts.end[part]
+                if not read_at_once(descriptor, parts.starts[part], parts.memory[low:high]):
+                    unread[-1] = _Unread(descriptor, file, range(part, last))
+                    break
+            else:
+                unread.pop()
                 os.close(descriptor)
+            if len(unread) == _OPEN_FILES:
+                _read_unread(unread, files, parts, broken)
+        _read_unread(unread, files, parts, broken)
+    finally:
+        for left in unread:
+            os.close(left.descriptor)
 
 
-def _open(
-    files: _Files, paths: list[str | None], wanted: range, broken: BrokenLinksError
-) -> list[int]:
-    """The descriptors of files; -1 of those that are remote or broken."""
-    open_files = [-1] * len(wanted)
-    for i, file in enumerate(wanted):
-        path = paths[file]
-        if path is None:
-            continue
+def _read_unread(
+    unread: list[_Unread], files: _Files, parts: _Parts, broken: BrokenLinksError
+) -> None:
+    """Read what was not in memory, and close the files."""
+    for left in unread:
+        for start, stop in _runs(parts, left.parts):
+            announce(left.descriptor, start, stop)
+    while unread:
+        descriptor, file, rest = unread[-1]
         try:
-            open_files[i] = open_linked(
-                files.uris[file], path, files.sizes[file], files.stamps[file]
-            )
+            for part in rest:
+                into = parts.memory[parts.begin[part] : parts.end[part]]
+                read_linked(descriptor, files.uris[file], parts.starts[part], into)
         except LinkError as error:
             broken.add(files.of(file), error)
-    return open_files
+        unread.pop()
+        os.close(descriptor)
 
 
-def _runs(owners: Ints, starts: Ints, stops: Ints) -> Iterator[tuple[int, int, int]]:
-    """Ranges that lie close to each other in one file, as one."""
-    apart = (owners[1:] != owners[:-1]) | (starts[1:] > stops[:-1] + _NEAR)
-    first = np.flatnonzero(np.append(True, apart))
-    last = np.append(first[1:], len(starts)) - 1
-    return zip(owners[first].tolist(), starts[first].tolist(), stops[last].tolist(), strict=True)
+def _runs(parts: _Parts, of_a_file: range) -> Iterator[tuple[int, int]]:
+    """Ranges of a file that lie close to each other, as one."""
+    start = stop = parts.starts[of_a_file[0]]
+    for part in of_a_file:
+        position = parts.starts[part]
+        if position > stop + _NEAR:
+            yield start, stop
+            start = position
+        stop = max(stop, position + parts.end[part] - parts.begin[part])
+    yield start, stop
 
 
 def _files(
@@ -281,9 +311,15 @@ def _files(
     return _Files(uris, sizes[first].tolist(), stamps[first].tolist(), places, bounds)
 
 
+def _paths(uris: list[str]) -> list[str | None]:
+    """The paths of local files; None for remote ones."""
+    together = "".join(uris)  # one look for each mark, not one for each file and mark
+    plain = not any(mark in together for mark in _SPECIAL)
+    start = len(_LOCAL) - 1
+    return [uri[start:] if plain and uri.startswith(_LOCAL) else _local(uri) for uri in uris]
+
+
 def _local(uri: str) -> str | None:
-    if uri.startswith("file:///") and not _SPECIAL.search(uri):
-        return uri[len("file://") :]
     root, path = split_uri(uri)
     return None if root else path
 

@@ -6,125 +6,63 @@ that a batch is gathered from it as from one table.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from destrier.batch import RawBatch
+from destrier.batch import INDEX_COLUMNS, RawBatch
 from destrier.columns import Column
 from destrier.counters import Counts
 from destrier.errors import RowError, SchemaError
 from destrier.feed import TableFeed
 from destrier.keyed import Ints
+from destrier.mixing.blocks import MixtureBlock, Reading, Spans
 from destrier.mixing.passes import Passes
 from destrier.mixing.shares import RoutedShares
 from destrier.pool import ArrowPool, ColumnPool, Gathered, Pool
 from destrier.read import Rows
-from destrier.schedule import BLOCK_ROWS, DIRECT_SHARES, Block, block_rows
+from destrier.schedule import Block
 
-__all__ = ["MixtureBlock", "MixtureBlocks", "MixtureFeed", "MixtureMemory", "common_schema"]
+__all__ = ["MixtureBlocks", "MixtureFeed", "MixtureMemory", "common_schema"]
 
 _ROUTED = 1 << 19  # samples whose tables are found at once: of all ranks, some 100 bytes each
 _TEXTS = ((pa.string(), pa.large_string()), (pa.binary(), pa.large_binary()))
-
-
-@dataclass
-class MixtureBlock:
-    """Some shares that are planned and read together.
-
-    Attributes:
-        first: Index of the first share.
-        samples: The sample indices of all shares, one after another.
-        bounds: Where each share begins in them; one more than there are shares.
-        leaf: The table of each sample.
-        parts: For each table its number, which samples are of it, and what is read of it.
-        complete: Whether all rows of all tables are in memory with it.
-        places: Where each sample lies in the pool, once the block is loaded.
-    """
-
-    first: int
-    samples: Ints
-    bounds: Ints
-    leaf: Ints
-    parts: list[tuple[int, Ints, Block]]
-    complete: bool = False
-    places: Ints = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 class MixtureBlocks:
     """The blocks of one epoch, in order.
 
     Args:
-        feeds: How each table is read.
-        passes: The epochs of each table.
+        feed: How the tables are read.
         shares: Which samples are delivered, and of which table each is.
-        row_bytes: Bytes of a row in memory, about.
-        complete: For each table, whether all its rows are in memory already.
+        complete: For each table, whether all its rows are in memory already; empty at first.
     """
 
-    def __init__(
-        self,
-        feeds: Sequence[TableFeed],
-        passes: Sequence[Passes],
-        shares: RoutedShares,
-        *,
-        row_bytes: float,
-        block_bytes: int,
-        complete: Sequence[bool],
-    ) -> None:
-        self._feeds = feeds
-        self._passes = passes
+    def __init__(self, feed: MixtureFeed, shares: RoutedShares, complete: Sequence[bool]) -> None:
+        self._feed = feed
         self._shares = shares
-        self._loaded = list(complete) or [False] * len(feeds)
-        held = all(feed.held == "all" for feed in feeds)
-        rows = BLOCK_ROWS if held else block_rows(row_bytes, block_bytes)
-        shares_of_rows = rows // max(1, shares.largest)
-        self._shares_per_block = max(1, min(shares_of_rows, _ROUTED // max(1, shares.routed_each)))
+        self._spans = Spans(
+            feed.feeds,
+            shares,
+            row_bytes=feed.row_bytes,
+            block_bytes=feed.block_bytes,
+            complete=complete,
+            most_shares=_ROUTED // max(1, shares.routed_each),
+        )
 
     @property
     def complete(self) -> Sequence[bool]:
         """For each table, whether all its rows are in memory: one that gave none is not read."""
-        return self._loaded
-
-    @property
-    def _start(self) -> int:
-        """How many shares are read by themselves: they need not wait for what is held."""
-        if all(self._loaded) or all(feed.held == "shares" for feed in self._feeds):
-            return 0
-        direct = 1 if any(feed.remote for feed in self._feeds) else DIRECT_SHARES
-        return min(direct, len(self._shares))
+        return self._spans.loaded
 
     def __iter__(self) -> Iterator[MixtureBlock]:
-        each = list(zip(self._feeds, self._passes, self._loaded, strict=True))
-        direct = [feed.holding(passes, held="shares", loaded=False) for feed, passes, _ in each]
-        held = [
-            feed.holding(passes, held=feed.held, loaded=loaded and feed.held == "all")
-            for feed, passes, loaded in each
-        ]
-        first, start, total = 0, self._start, len(self._shares)
-        while first < total:
-            alone = first < start
-            # As many as before them: the first ones come soon, whatever it takes to plan them.
-            some = min(max(first, DIRECT_SHARES), self._shares_per_block)
-            last = min(first + some, start if alone else total)
-            samples, bounds, (leaf, index, _) = self._shares.routed(first, last)
-            parts: list[tuple[int, Ints, Block]] = []
-            none = np.empty(0, np.int64)
-            for number in np.flatnonzero(np.bincount(leaf)).tolist():
-                mine = np.flatnonzero(leaf == number)
-                own, inner = index[mine], np.searchsorted(mine, bounds)
-                holding = direct[number] if alone else held[number]
-                blocks = list(holding.blocks(first, samples[mine], own, inner))
-                for block in blocks[:-1]:
-                    zero = np.zeros(1, np.int64)
-                    yield MixtureBlock(first, none, zero, none, [(number, none, block)])
-                parts.append((number, mine, blocks[-1]))
-                self._loaded[number] = self._loaded[number] or blocks[-1].complete
-            yield MixtureBlock(first, samples, bounds, leaf, parts, all(self._loaded))
-            first = last
+        held, direct = (self._feed.reading(self._spans.loaded, alone=a) for a in (False, True))
+        for first, last, alone in self._spans:
+            samples, bounds, routes = self._shares.routed(first, last)
+            yield from (direct if alone else held).blocks(first, samples, bounds, routes)
 
 
 class MixtureFeed:
@@ -143,6 +81,8 @@ class MixtureFeed:
     Raises:
         SchemaError: If the columns differ, or one has the name of the source's column.
     """
+
+    index_columns: Sequence[str] = INDEX_COLUMNS
 
     def __init__(
         self,
@@ -176,7 +116,8 @@ class MixtureFeed:
             self.schema = self.schema.append(pa.field(source_column, pa.string()))
             self._column = _SourceColumn(source_column, np.array(sources, np.object_))
         self.held_bytes = sum(feed.held_bytes for feed in feeds)
-        self.block_bytes = feeds[0].block_bytes
+        self.block_bytes = max(feed.block_bytes for feed in feeds)
+        self.read_ahead = max(feed.read_ahead for feed in feeds)
         each = zip(feeds, shares, strict=True)
         self.row_bytes = max(1.0, sum(feed.row_bytes * share for feed, share in each))
 
@@ -194,19 +135,21 @@ class MixtureFeed:
 
     def memory(self) -> MixtureMemory:
         """An empty memory."""
-        return MixtureMemory(self.schemas, columnar=self.feeds[0].columnar, column=self._column)
+        return MixtureMemory(
+            self.schemas,
+            columnar=self.feeds[0].columnar,
+            views={name for feed in self.feeds for name in feed.views},
+            column=self._column,
+        )
 
     def blocks(self, epoch: int, shares: RoutedShares, complete: Sequence[bool]) -> MixtureBlocks:
         """The blocks of an epoch's shares."""
         assert shares.epoch == epoch
-        return MixtureBlocks(
-            self.feeds,
-            self.passes,
-            shares,
-            row_bytes=self.row_bytes,
-            block_bytes=self.block_bytes,
-            complete=complete,
-        )
+        return MixtureBlocks(self, shares, complete)
+
+    def reading(self, loaded: list[bool], first: int = 0, *, alone: bool) -> Reading:
+        """How its tables, from that number on, are read for successive shares."""
+        return Reading(self.feeds, self.passes, loaded, first, alone=alone)
 
 
 class MixtureMemory:
@@ -215,17 +158,24 @@ class MixtureMemory:
     Args:
         schemas: Of the columns that are read of each table; the same object where they share one.
         columnar: Whether rows are held as numpy columns, else as Arrow.
+        views: Columns whose bytes may be views of Arrow's memory.
         column: Names each row's source; None where nobody asks.
     """
 
     def __init__(
-        self, schemas: Sequence[pa.Schema], *, columnar: bool, column: _SourceColumn | None = None
+        self,
+        schemas: Sequence[pa.Schema],
+        *,
+        columnar: bool,
+        views: Collection[str] = (),
+        column: _SourceColumn | None = None,
     ) -> None:
         self._column = column
         pools: dict[int, _Places] = {}
         for schema in schemas:
             if id(schema) not in pools:
-                pools[id(schema)] = _Places(ColumnPool(schema) if columnar else ArrowPool(schema))
+                pool = ColumnPool(schema, views) if columnar else ArrowPool(schema)
+                pools[id(schema)] = _Places(pool)
         self._tables = [_Region(pools[id(schema)]) for schema in schemas]
 
     @property

@@ -30,7 +30,8 @@ __all__ = ["LARGEST_WINDOW", "Quotas", "default_window", "exact_shares"]
 LARGEST_WINDOW = 1 << 22
 """Slots of a window at most: random access costs one window."""
 
-_LEAST_WINDOW = 1024
+_WINDOW = 1024  # slots
+_WINDOWS = 64  # before a source is exhausted, where it has rows enough
 _BLOCK = 1 << 18  # slots that are worked on at once
 
 
@@ -41,10 +42,22 @@ def exact_shares(weights: Sequence[float]) -> list[Fraction]:
     return [weight / total for weight in exact]
 
 
-def default_window(shares: Sequence[Fraction]) -> int:
-    """Return the number of slots: a power of two, in which each source has one at least."""
-    least = min(share for share in shares if share)
-    window = _LEAST_WINDOW
+def default_window(shares: Sequence[Fraction], slots: Sequence[int]) -> int:
+    """Return the number of slots: a power of two, in which each source has one at least.
+
+    Small sources have smaller windows: epochs are whole windows, and what is left of a source that
+    fills no window would be much of it.
+
+    Args:
+        shares: Of the sources.
+        slots: How many each source fills.
+    """
+    some = [(share, count) for share, count in zip(shares, slots, strict=True) if share]
+    least = min(share for share, _ in some)
+    exhausted = min(count / share for share, count in some)
+    window = _WINDOW
+    while window > 1 and window * _WINDOWS > exhausted and window * least >= 2:
+        window //= 2
     while window * least < 1:
         window *= 2
     return window

@@ -20,7 +20,7 @@ from destrier.mixing.passes import Passes
 from destrier.mixing.shares import MixtureCycles, MixtureSteps
 from destrier.order import ORDER_VERSION
 from destrier.plan import Remainder, Routes
-from destrier.state import STATE_VERSION, State
+from destrier.state import STATE_VERSION, State, compact
 from destrier.stream import TableStream
 from destrier.topology import ONLY_WORKER, Topology, Worker
 
@@ -161,8 +161,8 @@ class MixtureStream:
             "unit": brief["unit"],
             "stop": brief["stop"],
             "length": brief["length"],
-            "schedule": _compact(brief["schedule"]),
-            "sources": _compact(brief["sources"]),
+            "schedule": compact(brief["schedule"]),
+            "sources": compact(brief["sources"]),
             "plan_hash": self.plan_hash,
             "samples_consumed_per_split": per_split,
             "positions_consumed_per_split": per_split,
@@ -287,7 +287,3 @@ class MixtureStream:
             inner = [leaf.count for leaf in source.leaves]
             drawn += [count * scale * each / sum(inner) for each in inner]
         return [max(each, 1e-9) for each in drawn]
-
-
-def _compact(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"))

@@ -1,0 +1,142 @@
+"""Batches of samples of like length: an order whose samples change places inside windows.
+
+A window is as many successive samples of the order as some batches take. They are sorted by
+length and cut into batches, which then come in a keyed order. So every batch has samples of like
+length, every epoch other ones, and an epoch has the same samples and steps as without: it is a
+pure function of the order and the lengths, computed a window at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+
+from destrier.errors import StateError
+from destrier.keyed import BUCKET_KEY, Ints, epoch_key, hash_words, subkey
+from destrier.order import Order
+from destrier.packing.lengths import Lengths
+
+__all__ = ["DEFAULT_WINDOW", "BucketedOrder", "Buckets"]
+
+DEFAULT_WINDOW = 64  # batches
+_KEPT = 4  # windows: a block of shares lies in few
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """How batches of like length are formed.
+
+    Attributes:
+        by: The column of lists.
+        window: Batches whose samples are sorted together.
+        batch: Samples of a batch, over all ranks.
+    """
+
+    by: str
+    window: int
+    batch: int
+
+    @property
+    def text(self) -> str:
+        """As it stands in states."""
+        return json.dumps([self.by, self.window, self.batch], separators=(",", ":"))
+
+    @classmethod
+    def parse(cls, text: object) -> Buckets:
+        """From what stands in a state.
+
+        Raises:
+            StateError: If it is none.
+        """
+        try:
+            by, window, batch = json.loads(str(text))
+            if isinstance(by, str) and window >= 1 and batch >= 1:
+                return cls(by, int(window), int(batch))
+        except (TypeError, ValueError):
+            pass
+        raise StateError(f"buckets of the state are damaged: {text!r}")
+
+
+class BucketedOrder:
+    """The order of one epoch with batches of like length.
+
+    Args:
+        order: The order.
+        lengths: Of the rows, by position.
+        buckets: How many samples a batch has, and how many batches are sorted together.
+    """
+
+    def __init__(self, order: Order, lengths: Lengths, buckets: Buckets) -> None:
+        self._order = order
+        self._lengths = lengths
+        self._unit = buckets.batch
+        self._size = buckets.batch * buckets.window
+        self._key = subkey(epoch_key(order.seed, order.epoch), BUCKET_KEY)
+        self._kept: OrderedDict[int, Ints] = OrderedDict()
+        self._lock = threading.Lock()
+        self.n = order.n
+        self.num_splits = order.num_splits
+        self.windowed = order.windowed
+        self.window_rows = order.window_rows
+        self.window_reads = order.window_reads
+
+    def samples(self, g: Ints) -> Ints:
+        """The sample of the order that comes at each place."""
+        window, place = np.divmod(np.asarray(g, np.int64), self._size)
+        out = np.empty(len(window), np.int64)
+        for number in np.unique(window).tolist():
+            mine = window == number
+            out[mine] = self._window(number)[place[mine]]
+        return out
+
+    def rows(self, g: Ints) -> Ints:
+        """The position of each sample."""
+        return self._order.rows(self.samples(g))
+
+    def locate(self, g: Ints) -> tuple[Ints, Ints, Ints]:
+        """The window of the order that each sample is in, and its place there."""
+        return self._order.locate(self.samples(g))
+
+    def cycles(self, g: Ints) -> Ints:
+        """How often each sample's lane was served before it in the order."""
+        return self._order.cycles(self.samples(g))
+
+    def _window(self, number: int) -> Ints:
+        """The samples of a window in their new places."""
+        with self._lock:
+            found = self._kept.get(number)
+        if found is None:
+            found = self._sorted(number)
+            with self._lock:
+                self._kept[number] = found
+                while len(self._kept) > _KEPT:
+                    self._kept.popitem(last=False)
+        return found
+
+    def _sorted(self, number: int) -> Ints:
+        first = number * self._size
+        g = np.arange(first, min(first + self._size, self.n))
+        lengths = self._lengths.at(self._order.rows(g))
+        by_length = g[np.argsort(lengths, kind="stable")]
+        batches = -(-len(g) // self._unit)
+        short = batches * self._unit - len(g)
+        names = np.arange(number * self._size, number * self._size + batches)
+        turn = np.argsort(hash_words(names.view(np.uint64) ^ np.uint64(self._key)))
+        # A short batch is the last one; it may be of any length.
+        sizes = np.full(batches, self._unit)
+        sizes[turn[-1]] -= short
+        starts = np.cumsum(sizes) - sizes
+        out = np.empty(len(g), np.int64)
+        for i, batch in enumerate(turn.tolist()):
+            content = by_length[starts[batch] : starts[batch] + sizes[batch]]
+            place = i * self._unit + np.arange(len(content))
+            # In a step, what one lane of the order serves lies together: few ranks read it.
+            out[self._by_lane(place + first) - first] = self._by_lane(content)
+        return out
+
+    def _by_lane(self, g: Ints) -> Ints:
+        return g[np.lexsort((g, g % self.num_splits))]

@@ -1,0 +1,149 @@
+"""What is planned and read together for samples of several tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from destrier.feed import TableFeed
+from destrier.keyed import Ints
+from destrier.mixing.passes import Passes
+from destrier.plan import Routes, Shares
+from destrier.schedule import BLOCK_ROWS, DIRECT_SHARES, Block, block_rows
+
+__all__ = ["MixtureBlock", "Reading", "Spans"]
+
+_LEAST_ROWS = 1 << 13  # that are planned together
+
+
+@dataclass
+class MixtureBlock:
+    """Some shares that are planned and read together.
+
+    Attributes:
+        first: Index of the first share.
+        samples: The sample indices of all shares, one after another.
+        bounds: Where each share begins in them; one more than there are shares.
+        leaf: The table of each sample.
+        parts: For each table its number, which samples are of it, and what is read of it.
+        complete: Whether all rows of all tables are in memory with it.
+        places: Where each sample lies in the pool, once the block is loaded.
+    """
+
+    first: int
+    samples: Ints
+    bounds: Ints
+    leaf: Ints
+    parts: list[tuple[int, Ints, Block]]
+    complete: bool = False
+    places: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+
+
+class Reading:
+    """How some tables are read for successive shares, and what of them stays.
+
+    Args:
+        feeds: How each table is read.
+        passes: The epochs of each table.
+        loaded: For each table of the stream, whether all its rows are in memory; kept up to date.
+        first: The number there of the first of these tables.
+        alone: Whether shares are read by themselves, and nothing stays.
+    """
+
+    def __init__(
+        self,
+        feeds: Sequence[TableFeed],
+        passes: Sequence[Passes],
+        loaded: list[bool],
+        first: int = 0,
+        *,
+        alone: bool,
+    ) -> None:
+        self._loaded = loaded
+        self._first = first
+        own_loaded = loaded[first : first + len(feeds)]
+        self._holdings = [
+            feed.holding(own, held="shares", loaded=False)
+            if alone
+            else feed.holding(own, held=feed.held, loaded=there and feed.held == "all")
+            for feed, own, there in zip(feeds, passes, own_loaded, strict=True)
+        ]
+
+    def blocks(
+        self, first: int, samples: Ints, bounds: Ints, routes: Routes
+    ) -> Iterator[MixtureBlock]:
+        """The block of some shares, after blocks of no share that only load rows.
+
+        Args:
+            first: The index of the first share.
+            samples: The sample indices of the shares, one after another.
+            bounds: Where each share begins in them.
+            routes: Where the samples come from.
+        """
+        parts: list[tuple[int, Ints, Block]] = []
+        none = np.empty(0, np.int64)
+        for number in np.flatnonzero(np.bincount(routes.leaf)).tolist():
+            mine = np.flatnonzero(routes.leaf == number)
+            own, inner = routes.sample[mine], np.searchsorted(mine, bounds)
+            blocks = list(self._holdings[number].blocks(first, samples[mine], own, inner))
+            for block in blocks[:-1]:
+                zero = np.zeros(1, np.int64)
+                yield MixtureBlock(first, none, zero, none, [(number, none, block)])
+            parts.append((number, mine, blocks[-1]))
+            self._loaded[self._first + number] |= blocks[-1].complete
+        complete = all(self._loaded[self._first : self._first + len(self._holdings)])
+        yield MixtureBlock(first, samples, bounds, routes.leaf, parts, complete)
+
+
+class Spans:
+    """Which shares of an epoch are planned together.
+
+    Args:
+        feeds: How each table is read.
+        shares: Which samples are delivered.
+        row_bytes: Bytes of a sample in memory, about.
+        block_bytes: Bytes that are read together, about.
+        complete: For each table, whether all its rows are in memory already; empty at first.
+        most_shares: How many may be planned together; None is no bound.
+    """
+
+    def __init__(
+        self,
+        feeds: Sequence[TableFeed],
+        shares: Shares,
+        *,
+        row_bytes: float,
+        block_bytes: int,
+        complete: Sequence[bool],
+        most_shares: int | None = None,
+    ) -> None:
+        self._feeds = feeds
+        self._total = len(shares)
+        self.loaded = list(complete) or [False] * len(feeds)
+        held = all(feed.held == "all" for feed in feeds)
+        # Small tables come again and again: each time is an order of its own, which takes time.
+        most = max(_LEAST_ROWS, sum(len(feed.rows) for feed in feeds))
+        rows = min(BLOCK_ROWS, most) if held else block_rows(row_bytes, block_bytes)
+        together = rows // max(1, shares.largest)
+        self._together = max(1, together if most_shares is None else min(together, most_shares))
+
+    @property
+    def _start(self) -> int:
+        """How many shares are read by themselves: they need not wait for what is held."""
+        if all(self.loaded) or all(feed.held == "shares" for feed in self._feeds):
+            return 0
+        direct = 1 if any(feed.remote for feed in self._feeds) else DIRECT_SHARES
+        return min(direct, self._total)
+
+    def __iter__(self) -> Iterator[tuple[int, int, bool]]:
+        """First and last share, and whether they are read by themselves."""
+        first, start = 0, self._start
+        while first < self._total:
+            alone = first < start
+            # As many as before them: the first ones come soon, whatever it takes to plan them.
+            some = min(max(first, DIRECT_SHARES), self._together)
+            last = min(first + some, start if alone else self._total)
+            yield first, last, alone
+            first = last

@@ -1,0 +1,80 @@
+"""The streams that another stream is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from destrier.dataset import StreamingDataset
+from destrier.errors import ArgumentError, StateError
+from destrier.mixing.stream import Source
+from destrier.streaming import Streaming
+
+__all__ = ["adopt_parts", "check_sources", "part_of"]
+
+
+def check_sources(sources: Any, what: str) -> None:
+    """Raise unless it is a dict from name to source.
+
+    Args:
+        sources: What was given.
+        what: Is made of them.
+    """
+    if not isinstance(sources, Mapping) or not sources:
+        raise ArgumentError(
+            f"{what} is made of a dict from name to source, with one at least, got {sources!r}"
+        )
+    for name in sources:
+        if not isinstance(name, str) or not name:
+            raise ArgumentError(f"the names of sources are texts, got {name!r}")
+
+
+def part_of(name: str, source: Any, columns: list[str] | None) -> Streaming:
+    """Return a source as a part of another stream; a table is made a stream of.
+
+    Args:
+        name: Of the source.
+        source: What was given.
+        columns: Names of the columns to read; None leaves the source's.
+    """
+    if not isinstance(source, Streaming):
+        return StreamingDataset(source, columns=columns)._part()
+    if source.transform is not None:
+        raise ArgumentError(
+            f"source {name!r} has a transform; give it to the whole or to the loader: it is called "
+            "with batches"
+        )
+    part = source._part()
+    if columns is not None:
+        part.columns = columns
+    return part
+
+
+def adopt_parts(
+    parts: Mapping[str, Streaming], briefs: Mapping[str, Any], batch: int | None
+) -> tuple[list[Source], Callable[[], None]]:
+    """Return the sources of a state, and what takes them up, which cannot fail.
+
+    Args:
+        parts: The streams.
+        briefs: What the state says of each.
+        batch: Samples in a step, where it is known.
+
+    Raises:
+        StateError: If one is of another stream; names the source.
+    """
+    found: list[Source] = []
+    commits: list[Callable[[], None]] = []
+    for name, part in parts.items():
+        try:
+            source, commit = part._adopt_brief(briefs[name], batch)
+        except StateError as error:
+            raise StateError(f"source {name!r}: {error}") from error
+        found.append(source)
+        commits.append(commit)
+
+    def take_up() -> None:
+        for commit in commits:
+            commit()
+
+    return found, take_up
