@@ -183,7 +183,7 @@ def test_windows_that_cannot_hold_a_quota(a: str, b: str) -> None:
 
 def test_an_epoch_without_a_sample(a: str, b: str) -> None:
     with pytest.raises(EmptyError, match=r"window of 1024 slots.*\(a 300, b 100\).*window="):
-        len(loaded(Mixture({"a": a, "b": b}, weights=WEIGHTS)))
+        len(loaded(Mixture({"a": a, "b": b}, weights=WEIGHTS, window=1024)))
 
 
 def test_an_empty_source_is_named(a: str, b: str, tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_an_empty_source_is_named(a: str, b: str, tmp_path: Path) -> None:
 
 def test_a_transform_belongs_to_the_mixture(a: str) -> None:
     source = StreamingDataset(a, transform=battery.refuses)
-    with pytest.raises(ArgumentError, match="source 'a' has a transform; give it to the mixture"):
+    with pytest.raises(ArgumentError, match="source 'a' has a transform; give it to the whole"):
         Mixture({"a": source})
 
 
