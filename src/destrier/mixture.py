@@ -450,7 +450,9 @@ class Mixture(Streaming):
         self._stream, self._position = self._adopted, position
         self._place()
         live = None if self._live is None else self._live()
-        if isinstance(live, LoaderIterator):
+        if not isinstance(live, LoaderIterator):
+            self._stop()  # what was read ahead is of the old weights
+        else:
             live.restart()
 
     # ---- pickling -------------------------------------------------------------------------------
