@@ -134,13 +134,22 @@ def test_reweighted_courses_are_their_definition(slow: SlowCourse, data: st.Data
 @many
 def test_a_reweighted_course_without_end(slow: SlowCourse, data: st.DataObject) -> None:
     course, at = made(slow), 0
+    epoch = data.draw(st.integers(0, 2))
     for _ in range(2):
         at += slow.unit * data.draw(st.integers(0, 60))
         weights = data.draw(weightings(len(slow.sizes)))
         assume(least_window(weights) <= slow.window)
-        course = course.reweighted(0, at, tuple(weights))
-        slow.reweight(0, at, weights)
-    check_epoch(course, slow, 0)
+        course = course.reweighted(epoch, at, tuple(weights))
+        slow.reweight(epoch, at, weights)
+    check_epoch(course, slow, epoch)
+    check_epoch(course, slow, epoch + 1)
+
+
+def test_epochs_without_end_have_other_orders() -> None:
+    course = Course(("a", "b"), (37, 5), (Segment(0, (3, 1)),), 16, 1, "never", 3)
+    first, second = (routes(course, epoch, np.arange(200)) for epoch in (0, 1))
+    assert first != second
+    assert not {(s, number) for s, number, _ in first} & {(s, number) for s, number, _ in second}
 
 
 # ---- what a mixture promises ----------------------------------------------------------------

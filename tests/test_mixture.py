@@ -394,7 +394,7 @@ def test_a_batch_size_that_does_not_fit_the_batching(a: str, b: str) -> None:
         with loaded(Mixture({"a": a, "b": b}, **options, **window), global_batch_size=36) as loader:
             before = loader.dataset.epoch
             with pytest.raises(
-                StateError, match=rf"{batching}.* 24 samples, got 36; keep the global"
+                StateError, match=rf"{batching}.* 24 samples.* 36.*; keep the global"
             ):
                 loader.load_state_dict(state)
             assert loader.dataset.epoch == before

@@ -24,6 +24,8 @@ Stop: TypeAlias = Literal["every_row_once", "first_exhausted", "all_exhausted", 
 ENDLESS = 1 << 62
 """Samples in an epoch that does not end."""
 
+_ENDLESS_PASSES = 16  # of an epoch without end, 2**16 of a source's come before those of the next
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -47,7 +49,7 @@ class Course:
         seed: Of the order inside windows.
         length: Samples in an epoch, where ``stop`` is "length".
         epoch: The one that the segments are of. Where epochs go on in each other's place
-            (``stop`` is "length" or "never") it is 0, and slots are counted from epoch 0 on.
+            (``stop`` is "length") it is 0, and slots are counted from epoch 0 on.
         spent: Epochs of each source that were begun before.
         made: The weights of the beginning.
     """
@@ -88,7 +90,7 @@ class Course:
     @property
     def goes_on(self) -> bool:
         """Whether an epoch goes on where the one before it stopped."""
-        return self.stop in ("length", "never")
+        return self.stop == "length"
 
     def _quotas(self, epoch: int, weights: tuple[float, ...]) -> Quotas:
         key = subkey(epoch_key(self.seed, 0 if self.goes_on else epoch), MIXTURE_KEY)
@@ -233,6 +235,8 @@ class Course:
         """Epochs of each source that were begun before an epoch."""
         if self.goes_on:
             return [0] * len(self.names)
+        if self.stop == "never":  # an epoch that was left begins another one of each source
+            return [epoch << _ENDLESS_PASSES] * len(self.names)
         if epoch <= self.epoch:
             return list(self.spent)
         first, later = self._passes
