@@ -402,6 +402,16 @@ def test_a_batch_size_that_does_not_fit_the_batching(a: str, b: str) -> None:
         len(loaded(Mixture({"a": a, "b": b}, weights=WEIGHTS, batching="per_source", length=100)))
 
 
+def test_sources_that_say_what_only_the_whole_can(a: str, b: str, tmp_path: Path) -> None:
+    for source, problem in (
+        (StreamingDataset(a, epoch=3), "stands at epoch 3, counter 0"),
+        (StreamingDataset(a, cache_dir=tmp_path), "has cache_dir"),
+        (StreamingDataset(a, transform=list), "has a transform"),
+    ):
+        with pytest.raises(ArgumentError, match=f"source 'a' .*{problem}|source 'a' {problem}"):
+            Mixture({"a": source, "b": b})
+
+
 # ---- states that do not fit -----------------------------------------------------------------
 
 

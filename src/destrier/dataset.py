@@ -225,6 +225,7 @@ class StreamingDataset(Streaming):
             bucket_by=bucket_by,
             bucket_window=bucket_window,
         )
+        self.packs = pack_sequences is not None
         self._connection_factory = connection_factory
         self._adopted: Settings | None = None
         # The rows of a view hold for its version, as those of a version that was given.

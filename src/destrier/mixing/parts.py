@@ -36,9 +36,26 @@ def part_of(name: str, source: Any, columns: list[str] | None) -> Streaming:
         name: Of the source.
         source: What was given.
         columns: Names of the columns to read; None leaves the source's.
+
+    Raises:
+        ArgumentError: If the source says what only the whole can.
     """
     if not isinstance(source, Streaming):
         return StreamingDataset(source, columns=columns)._part()
+    if isinstance(source, StreamingDataset) and source.packs:
+        raise ArgumentError(
+            f"source {name!r} has pack_sequences, which is for rows; give Packed(table, "
+            "block_size=...) instead"
+        )
+    at = source._position
+    if at.epoch or at.counter or at.begun:
+        raise ArgumentError(
+            f"source {name!r} stands at epoch {at.epoch}, counter {at.counter}, but all sources "
+            "begin at their first epoch: make it anew, without epoch=, and load states into the "
+            "whole"
+        )
+    if source._cache is not None:
+        raise ArgumentError(f"source {name!r} has cache_dir=; give it to the whole")
     if source.transform is not None:
         raise ArgumentError(
             f"source {name!r} has a transform; give it to the whole or to the loader: it is called "
