@@ -8,6 +8,7 @@ import math
 import pickle
 from collections import Counter
 from contextlib import nullcontext
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import lance
@@ -36,6 +37,7 @@ from destrier import (
     StreamingDataLoader,
     StreamingDataset,
     TransformError,
+    VersionError,
     cycle,
 )
 from destrier.sizing import OPEN_BYTES
@@ -515,6 +517,10 @@ def test_a_state_goes_back_to_the_versions_of_its_tables(tmp_path: Path) -> None
         pytest.raises(StateError, match=r"source 'b': table mismatch.* version 1 .* identity"),
     ):
         loader.load_state_dict(state)
+    lance.dataset(paths["a"]).cleanup_old_versions(timedelta(0), delete_unverified=True)
+    paths["b"] = str(tmp_path / "b.lance")
+    with loaded(make()) as loader, pytest.raises(VersionError, match=r"source 'a': .*version 1"):
+        loader.load_state_dict(state)
 
 
 @pytest.mark.parametrize(
@@ -528,6 +534,10 @@ def test_a_state_goes_back_to_the_versions_of_its_tables(tmp_path: Path) -> None
         ("schedule", '{"epoch":0,"spent":[0,0],"made":[3,1],"weights":[[4,[3,1]]]}'),
         ("schedule", '{"epoch":0,"spent":[0,0],"made":[3,1],"weights":[[0,[3,-1]]]}'),
         ("schedule", '{"epoch":0,"spent":[0,0],"made":[3,1],"weights":[[0,[3]]]}'),
+        ("schedule", '{"epoch":0,"spent":[-5,0],"made":[3,1],"weights":[[0,[3,1]]]}'),
+        ("schedule", '{"epoch":0,"spent":[0.5,0],"made":[3,1],"weights":[[0,[3,1]]]}'),
+        ("schedule", '{"epoch":0,"spent":[[0],0],"made":[3,1],"weights":[[0,[3,1]]]}'),
+        ("schedule", '{"epoch":-1,"spent":[0,0],"made":[3,1],"weights":[[0,[3,1]]]}'),
         ("sources", "no json"),
         ("sources", '{"a":[1],"b":[2]}'),
         ("slots", 0),

@@ -183,10 +183,11 @@ def test_values_that_cannot_be(
     shared_table: Any, state: dict[str, Any], face: str, change: dict[str, Any], message: str
 ) -> None:
     open_kind = battery.Kind(str(shared_table.path), shared_table.ids, {}, shared_table.ids)
-    with opened(face, open_kind, batch=BATCH) as stream:
-        with pytest.raises(DestrierError, match=message) as caught:
-            stream.load_state_dict({**state, **change})
-        assert isinstance(caught.value, ValueError)
+    with (
+        opened(face, open_kind, batch=BATCH) as stream,
+        pytest.raises(StateError, match=message),
+    ):
+        stream.load_state_dict({**state, **change})
 
 
 @pytest.mark.parametrize(

@@ -309,7 +309,10 @@ class StreamingDataset(Streaming):
         self, state: Mapping[str, Any], batch: int | None
     ) -> tuple[TableStream, Callable[[], None]]:
         checked = check_state(state)
-        settings = self._settings.adopt(checked)
+        try:
+            settings = self._settings.adopt(checked)
+        except ArgumentError as error:
+            raise StateError(f"the state is damaged: {error}") from error
         table = self._table
         if table.identity != checked["table_identity"] and not self._version_given:
             table = self._table_of(checked)

@@ -508,7 +508,8 @@ def _course(brief: Mapping[str, Any], names: tuple[str, ...], sizes: tuple[int, 
         ]
         starts = [integer("start", segment.start) for segment in segments]
         made = check_weights(dict(zip(known, schedule["made"], strict=True)), known)
-        if starts[0] != 0 or starts != sorted(starts) or len(schedule["spent"]) != len(known):
+        spent = [integer("spent", epochs, 0, ENDLESS) for epochs in schedule["spent"]]
+        if starts[0] != 0 or starts != sorted(starts) or len(spent) != len(known):
             raise ValueError(starts)
         return Course(
             names=names,
@@ -519,8 +520,8 @@ def _course(brief: Mapping[str, Any], names: tuple[str, ...], sizes: tuple[int, 
             stop=brief["stop"],
             seed=int(brief["seed"]),
             length=brief["length"],
-            epoch=int(schedule["epoch"]),
-            spent=(*schedule["spent"], *new),
+            epoch=integer("epoch", schedule["epoch"], 0, 1 << 32),
+            spent=(*spent, *new),
             made=(*made, *new),
         )
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:

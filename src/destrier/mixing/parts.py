@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from destrier.dataset import StreamingDataset
-from destrier.errors import ArgumentError, StateError
+from destrier.errors import ArgumentError, StateError, VersionError
 from destrier.mixing.stream import Source
 from destrier.streaming import Streaming
 
@@ -79,14 +79,15 @@ def adopt_parts(
 
     Raises:
         StateError: If one is of another stream; names the source.
+        VersionError: If the version of one is gone; likewise.
     """
     found: list[Source] = []
     commits: list[Callable[[], None]] = []
     for name, part in parts.items():
         try:
             source, commit = part._adopt_brief(briefs[name], batch)
-        except StateError as error:
-            raise StateError(f"source {name!r}: {error}") from error
+        except (StateError, VersionError) as error:
+            raise type(error)(f"source {name!r}: {error}") from error
         found.append(source)
         commits.append(commit)
 
