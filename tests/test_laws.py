@@ -483,9 +483,9 @@ def test_a_changed_batch_size_repeats_and_loses_nothing(kind: battery.AnyKind, f
     if not kind.any_batch:
         with opened(face, kind, batch=48) as stream:
             state = stream.state_dict()
-        with opened(face, kind, batch=100) as stream:
-            with pytest.raises(StateError, match=r"of 48 samples.* 100.*keep the global batch"):
-                stream.load_state_dict(state)
+        problem = r"of 48 samples.* 100.*keep the global batch"
+        with opened(face, kind, batch=100) as stream, pytest.raises(StateError, match=problem):
+            stream.load_state_dict(state)
         return
     for batch, most in ((48, 3), (100, 1), (kind.unit, 7), (30, None)):
         how = {"batch": batch, "remainder": "keep"}
