@@ -406,7 +406,7 @@ def test_a_batch_size_that_does_not_fit_the_batching(a: str, b: str) -> None:
 
 def test_sources_that_say_what_only_the_whole_can(a: str, b: str, tmp_path: Path) -> None:
     for source, problem in (
-        (StreamingDataset(a, epoch=3), "stands at epoch 3, counter 0"),
+        (StreamingDataset(a, epoch=3), "was made with epoch=3"),
         (StreamingDataset(a, cache_dir=tmp_path), "has cache_dir"),
         (StreamingDataset(a, transform=list), "has a transform"),
     ):

@@ -271,7 +271,9 @@ class StreamingDataset(Streaming):
 
     def _as_source(self, one_of: OneOf) -> TableStream:
         settings = self._adopted or self._settings
-        stream = resolve_stream(self._table, settings, global_batch=one_of.quota, one_of=one_of)
+        stream = resolve_stream(
+            self._table, settings, global_batch=one_of.global_batch, one_of=one_of
+        )
         return self._with_columns(stream)
 
     def _with_columns(self, stream: TableStream) -> TableStream:

@@ -217,7 +217,7 @@ class Mixture(Streaming):
                 f"a mixture with batching={self._batching!r} cannot be a source of another one: "
                 "its batches would not stay together"
             )
-        stream = self._resolve(one_of.quota)
+        stream = self._resolve(one_of.global_batch)
         last = stream.course.segments[-1].weights
         # Its epochs are numbered anew, and all of them have the weights that it has now.
         course = replace(stream.course, segments=(Segment(0, last),), epoch=0, spent=(), made=())
@@ -226,13 +226,9 @@ class Mixture(Streaming):
     def _resolve(self, batch: int | None) -> MixtureStream:
         adopted = self._adopted
         if adopted is not None:
-            return replace(adopted, sources=self._resolved(self._sources, batch, {}))
+            return replace(adopted, sources=self._resolved(self._sources, batch))
         weights = self._weights
-        shares: dict[str, float] = {}
-        if weights is not None:
-            exact = exact_shares(weights)
-            shares = {name: float(s) for name, s in zip(self._sources, exact, strict=True)}
-        sources = self._resolved(self._sources, batch, shares)
+        sources = self._resolved(self._sources, batch)
         sizes = tuple(source.count for source in sources)
         if weights is None:
             for name, size in zip(self._sources, sizes, strict=True):
@@ -275,15 +271,11 @@ class Mixture(Streaming):
             splits = default_num_splits(count, global_batch=batch, multiple=multiple)
         return MixtureStream(course, sources, self._batching, splits, self.source_column)
 
-    def _resolved(
-        self, parts: Mapping[str, Streaming], batch: int | None, shares: Mapping[str, float]
-    ) -> tuple[Source, ...]:
+    def _resolved(self, parts: Mapping[str, Streaming], batch: int | None) -> tuple[Source, ...]:
         sources = []
         for name, part in parts.items():
-            share = shares.get(name, 1 / len(self._sources))
-            quota = None if batch is None else max(1, round(batch * share))
             try:
-                sources.append(part._as_source(OneOf(len(self._sources), quota)))
+                sources.append(part._as_source(OneOf(len(self._sources), batch)))
             except EmptyError as error:
                 raise EmptyError(f"source {name!r} is empty: {error}") from error
         return tuple(sources)
@@ -338,7 +330,7 @@ class Mixture(Streaming):
         self._check_settings(brief)
         parts = {name: self._sources[name] for name in (*known, *new)}
         found, commit = adopt_parts({name: parts[name] for name in known}, brief["sources"], batch)
-        added = self._resolved({name: parts[name] for name in new}, batch, {})
+        added = self._resolved({name: parts[name] for name in new}, batch)
         found += added
         commit_added = keep_chosen({name: parts[name] for name in new}, added)
         names = (*known, *new)

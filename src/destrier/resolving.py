@@ -55,13 +55,13 @@ class OneOf:
 
     Attributes:
         sources: How many there are.
-        quota: Samples of it in a step, about; None where that is not known.
+        global_batch: Samples in a step of the whole; None where that is not known.
         zipped: Whether each sample has one of each source. A source then has as many lanes as a
             table alone, which are those of the whole.
     """
 
     sources: int
-    quota: int | None
+    global_batch: int | None
     zipped: bool = False
 
 
@@ -101,7 +101,7 @@ def resolve_stream(
     num_splits = settings.num_splits
     if num_splits is None:
         if shuffle and one_of is not None and not one_of.zipped:
-            num_splits = default_source_splits(count, quota=one_of.quota)
+            num_splits = default_source_splits(count, global_batch=one_of.global_batch)
         elif shuffle:
             num_splits = default_num_splits(count, global_batch=global_batch, multiple=multiple)
         else:

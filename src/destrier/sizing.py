@@ -25,22 +25,19 @@ _READ_BYTES_LOCAL = 128 << 10
 _READ_BYTES_REMOTE = 256 << 10
 
 
-def default_source_splits(n: int, *, quota: int | None) -> int:
+def default_source_splits(n: int, *, global_batch: int | None) -> int:
     """Return the number of splits for n rows of one of several sources.
 
-    Each source has fewer than a table alone, so that all of them together hold about as much. Where
-    a step takes a multiple of them of the source, each window is read by one rank.
+    Each source has fewer than a table alone, so that all of them together hold about as much. All
+    have the same number, whatever their weights: ranks share a step by lane, and a source of fewer
+    lanes would come to the first ranks only.
 
     Args:
         n: Rows in the selection.
-        quota: Samples of the source in a step, about, where it is known.
+        global_batch: Samples in a step, where it is known.
     """
-    if not quota or quota >= _SPLITS * _SOURCE_SPLITS:
-        return min(_SOURCE_SPLITS, n)
-    if quota < _SOURCE_SPLITS:
-        return min(quota * -(-_SOURCE_SPLITS // quota), n)
-    times = next(k for k in range(quota // _SOURCE_SPLITS, 0, -1) if quota % k == 0)
-    return min(quota // times, n)
+    times = 1 if global_batch is None else max(1, min(4, global_batch // _SPLITS))
+    return min(_SOURCE_SPLITS * times, n)
 
 
 def default_num_splits(n: int, *, global_batch: int | None = None, multiple: int = 1) -> int:

@@ -48,11 +48,10 @@ def part_of(name: str, source: Any, columns: list[str] | None) -> Streaming:
             "block_size=...) instead"
         )
     at = source._position
-    if at.epoch or at.counter or at.begun:
+    if at.epoch and not at.begun:
         raise ArgumentError(
-            f"source {name!r} stands at epoch {at.epoch}, counter {at.counter}, but all sources "
-            "begin at their first epoch: make it anew, without epoch=, and load states into the "
-            "whole"
+            f"source {name!r} was made with epoch={at.epoch}, but all sources begin at their first "
+            "epoch; give epoch= to the whole"
         )
     if source._cache is not None:
         raise ArgumentError(f"source {name!r} has cache_dir=; give it to the whole")
