@@ -345,3 +345,14 @@ def test_many_changes_cost_a_step_no_more_than_few():
         patch.setattr(Quotas, "counts", lambda q, slot: looked_at.append(slot) or counted(q, slot))
         course.route(0, g)
     assert len(looked_at) < 10
+
+
+def test_an_endless_epoch_takes_one_of_a_source_without_end() -> None:
+    course = Course(("a", "b"), (ENDLESS, 5), (Segment(0, (1, 1)),), 2, 1, "never", 1)
+    source, epochs, _ = course.route(70_000, np.arange(4))
+    assert sorted(zip(source.tolist(), epochs.tolist(), strict=True)) == [
+        (0, 70_000),
+        (0, 70_000),
+        (1, 70_000 << 16),
+        (1, 70_000 << 16),
+    ]

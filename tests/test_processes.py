@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -149,6 +150,10 @@ def test_persistent_workers_by_spawn_in_batch_mode(kind: Kind) -> None:
     assert dataset.state_dict()["epoch"] == 3
     assert read(kind, loader) == of(3)[2:]
     assert read(kind, loader) == of(4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing is dropped: workers took up what was loaded
+        dataset.set_epoch(3)
+    assert read(kind, loader) == of(3)
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")

@@ -791,3 +791,21 @@ def test_bad_arguments(table_path: str, short_path: str, tmp_path: Path) -> None
     lance.write_dataset(pa.table({"row_offset": list(range(50))}), path)
     with pytest.raises(ColumnError, match=r"'a\.row_offset'"):
         next(iter(loader(Zip({"a": path}))))
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_epochs_of_a_zip_without_end(short_path: str, mixed: bool) -> None:
+    other: Any = short_path
+    if mixed:
+        other = Mixture({"t": short_path}, weights={"t": 1}, window=1)
+    pairs = Zip({"a": cycle(short_path), "b": other}, stop="longest")
+    orders = []
+    for epoch in range(4):
+        pairs.set_epoch(epoch)
+        with StreamingDataLoader(pairs, batch_size=SHORT, with_index=True) as batches:
+            batch = next(iter(batches))
+        for name in ("a", "b"):
+            order = batch[f"{name}.row_offset"][batch["sample_index"].argsort()].tolist()
+            assert sorted(order) == list(range(SHORT)), "a source comes in full before it repeats"
+            orders.append((name, order))
+    assert all(orders.count(order) == 1 for order in orders)

@@ -391,6 +391,8 @@ class Streaming(Counted, IterableDataset[Any], ABC):
         """
         epoch = integer("epoch", epoch, 0, 1 << 32)
         before = self._position
+        if self._shared is not None and self._shared.reading and current_worker() is None:
+            before = Position(epoch)  # DataLoader workers took up the loaded one
         if not before.begun and before.counter and before.epoch != epoch:
             warnings.warn(
                 f"set_epoch({epoch}) drops the loaded position: epoch {before.epoch}, counter "

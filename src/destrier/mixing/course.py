@@ -17,7 +17,7 @@ from destrier.errors import ArgumentError, EmptyError
 from destrier.keyed import MIXTURE_KEY, Ints, epoch_key, subkey
 from destrier.mixing.quotas import Quotas
 
-__all__ = ["ENDLESS", "Course", "Segment", "Stop"]
+__all__ = ["ENDLESS", "Course", "Segment", "Stop", "begun_endless"]
 
 Stop: TypeAlias = Literal["every_row_once", "first_exhausted", "all_exhausted", "length", "never"]
 
@@ -25,6 +25,16 @@ ENDLESS = 1 << 62
 """Samples in an epoch that does not end."""
 
 _ENDLESS_PASSES = 16  # of an epoch without end, 2**16 of a source's come before those of the next
+
+
+def begun_endless(epoch: int, size: int) -> int:
+    """Epochs of a source that were begun before an epoch without end.
+
+    Args:
+        epoch: Its number. It is left before the next one begins.
+        size: Samples in an epoch of the source; one without end is never through.
+    """
+    return epoch if size >= ENDLESS else epoch << _ENDLESS_PASSES
 
 
 @dataclass(frozen=True)
@@ -236,7 +246,7 @@ class Course:
         if self.goes_on:
             return [0] * len(self.names)
         if self.stop == "never":  # an epoch that was left begins another one of each source
-            return [epoch << _ENDLESS_PASSES] * len(self.names)
+            return [begun_endless(epoch, size) for size in self.sizes]
         if epoch <= self.epoch:
             return list(self.spent)
         first, later = self._passes

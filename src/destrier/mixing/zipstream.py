@@ -14,7 +14,7 @@ import numpy as np
 from destrier.errors import ColumnError
 from destrier.feed import FeedOptions
 from destrier.keyed import Ints
-from destrier.mixing.course import ENDLESS
+from destrier.mixing.course import ENDLESS, begun_endless
 from destrier.mixing.feed import MixtureFeed
 from destrier.mixing.passes import Passes
 from destrier.mixing.stream import MixtureStream, Source
@@ -101,12 +101,12 @@ class ZipStream:
         return [self._routes_of(source, epoch, g) for source in self.sources.values()]
 
     def _routes_of(self, source: Source, epoch: int, g: Ints) -> Routes:
-        size = source.count
-        if size >= ENDLESS:  # its one epoch goes on from epoch to epoch
-            begun = 0 if self.count >= ENDLESS else epoch * self.count
-            return source.routes_of(np.zeros_like(g), begun + g)
+        size, endless = source.count, self.count >= ENDLESS
+        if size >= ENDLESS and not endless:  # its one epoch goes on from epoch to epoch
+            return source.routes_of(np.zeros_like(g), epoch * self.count + g)
         passes, index = np.divmod(g, size)
-        return source.routes_of(epoch * -(-self.count // size) + passes, index)
+        begun = begun_endless(epoch, size) if endless else epoch * -(-self.count // size)
+        return source.routes_of(begun + passes, index)
 
     # ---- how it is read -------------------------------------------------------------------------
 
