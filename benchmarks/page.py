@@ -107,7 +107,7 @@ def links_section(result: dict[str, Any]) -> list[str]:
             f"{result['members']:,} members of plain tars, images of about 2 kB and their classes, "
             "linked. The time is all that `destrier.link` takes, with the start of the workers; "
             "tars this small are one piece of work, so a second worker has nothing to do. "
-            "`benchmarks/links.py`, medians of three rounds in fresh processes, with the range."
+            "`benchmarks/links.py`, medians in fresh processes, with the range."
         ),
         machine(result),
         "",
