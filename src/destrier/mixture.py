@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from destrier.check import integer
-from destrier.errors import ArgumentError, EmptyError, IterationError, StateError
+from destrier.errors import ArgumentError, IterationError, StateError
 from destrier.iteration import LoaderIterator
 from destrier.mixing.course import ENDLESS, Course, Segment, Stop
-from destrier.mixing.parts import adopt_parts, check_sources, keep_chosen, part_of
+from destrier.mixing.parts import adopt_parts, check_sources, keep_chosen, part_of, resolve_parts
 from destrier.mixing.quotas import default_window, exact_shares
 from destrier.mixing.stream import BATCHINGS, Batching, MixtureStream, Source
 from destrier.mixing.weights import check_weights, tempered
@@ -272,13 +272,7 @@ class Mixture(Streaming):
         return MixtureStream(course, sources, self._batching, splits, self.source_column)
 
     def _resolved(self, parts: Mapping[str, Streaming], batch: int | None) -> tuple[Source, ...]:
-        sources = []
-        for name, part in parts.items():
-            try:
-                sources.append(part._as_source(OneOf(len(self._sources), batch)))
-            except EmptyError as error:
-                raise EmptyError(f"source {name!r} is empty: {error}") from error
-        return tuple(sources)
+        return tuple(resolve_parts(parts, OneOf(len(self._sources), batch)).values())
 
     # ---- the state ------------------------------------------------------------------------------
 

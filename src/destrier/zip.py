@@ -8,9 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from destrier.check import integer
-from destrier.errors import ArgumentError, EmptyError, StateError
-from destrier.mixing.parts import adopt_parts, check_sources, part_of
-from destrier.mixing.stream import Source
+from destrier.errors import ArgumentError, StateError
+from destrier.mixing.parts import adopt_parts, check_sources, part_of, resolve_parts
 from destrier.mixing.zipstream import STOPS, ZipStop, ZipStream, columns_by_source
 from destrier.plan import Remainder
 from destrier.resolving import OneOf
@@ -161,13 +160,7 @@ class Zip(Streaming):
         return stream
 
     def _resolve(self, batch: int | None) -> ZipStream:
-        one_of = OneOf(len(self._sources), batch, zipped=True)
-        sources: dict[str, Source] = {}
-        for name, part in self._sources.items():
-            try:
-                sources[name] = part._as_source(one_of)
-            except EmptyError as error:
-                raise EmptyError(f"source {name!r} is empty: {error}") from error
+        sources = resolve_parts(self._sources, OneOf(len(self._sources), batch, zipped=True))
         if self._adopted is not None:
             return replace(self._adopted, sources=sources)
         stream = ZipStream(sources, self._stop_rule, 1, self._seed or 0)

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from destrier.dataset import StreamingDataset
-from destrier.errors import ArgumentError, StateError, VersionError
+from destrier.errors import ArgumentError, EmptyError, StateError, VersionError
 from destrier.mixing.stream import Source
+from destrier.resolving import OneOf
 from destrier.streaming import Streaming
 
-__all__ = ["adopt_parts", "check_sources", "keep_chosen", "part_of"]
+__all__ = ["adopt_parts", "check_sources", "keep_chosen", "part_of", "resolve_parts"]
 
 
 def check_sources(sources: Any, what: str) -> None:
@@ -64,6 +65,25 @@ def part_of(name: str, source: Any, columns: list[str] | None) -> Streaming:
     if columns is not None:
         part.columns = columns
     return part
+
+
+def resolve_parts(parts: Mapping[str, Streaming], one_of: OneOf) -> dict[str, Source]:
+    """Return the sources by name, with what was left open chosen.
+
+    Args:
+        parts: The streams.
+        one_of: Of how many each is one.
+
+    Raises:
+        EmptyError: If one has no rows; names the source.
+    """
+    sources: dict[str, Source] = {}
+    for name, part in parts.items():
+        try:
+            sources[name] = part._as_source(one_of)
+        except EmptyError as error:
+            raise EmptyError(f"source {name!r} is empty: {error}") from error
+    return sources
 
 
 def adopt_parts(
