@@ -62,6 +62,7 @@ _M2 = 0x94D049BB133111EB
 _ROUNDS = 8
 _SMALLEST_DOMAIN = 64  # below it the grid is biased: see docs/order.md
 _BLOCK = 1 << 14  # words worked on at once: they stay in the processor's cache
+_WINDOW_BLOCK = 1 << 16  # cells of windows: few operations are done on each
 
 
 def mix(x: int) -> int:
@@ -197,34 +198,40 @@ def permute_windows(n: int, keys: Words) -> Ints:
     Returns:
         One row a key, int64: what `permute` gives of 0, 1, 2, ... n - 1.
     """
-    out = np.tile(np.arange(n, dtype=np.uint64), (len(keys), 1))
-    if n <= 1 or not len(keys):
-        return out.view(np.int64)
-    rows = max(1, _BLOCK // n)
+    if n <= 1:
+        return np.zeros((len(keys), n), np.int64)
+    out = np.empty((len(keys), n), np.int64)
+    rows = max(1, _WINDOW_BLOCK // n)
     for start in range(0, len(keys), rows):
         piece = slice(start, start + rows)
         _walk_windows(out[piece], n, _round_keys(keys[piece]))
-    return out.view(np.int64)
+    return out
 
 
-def _walk_windows(x: Words, n: int, keys: Any) -> None:
-    """The rounds over rows of ``x`` in place, a key a row; then those that left the domain."""
-    a, b = (np.uint64(side) for side in _grid(n))
+def _walk_windows(out: Ints, n: int, keys: Any) -> None:
+    """The rounds over all of the domain, a key a row; then over what left the domain.
+
+    What a round adds depends on one coordinate and the key. There are few coordinates: they are
+    hashed once a row, and looked up for its cells.
+    """
+    a, b = _grid(n)
     half = np.uint64(32)
-    left, right = np.divmod(x, b)
+    cells = np.divmod(np.arange(n), b)
+    left, right = (np.repeat(side[None], len(out), axis=0) for side in cells)
     for i in range(_ROUNDS):
-        source, target, size = (right, left, a) if i % 2 == 0 else (left, right, b)
-        shift = hash_words(source + keys[i][:, None])
-        shift >>= half
-        shift *= size
-        shift >>= half
-        target += shift
-        np.minimum(target, target - size, out=target)
-    left *= b
-    left += right
-    x[...] = left
-    row, column = np.nonzero(x >= np.uint64(n))
+        source, target, size, lines = (right, left, a, b) if i % 2 == 0 else (left, right, b, a)
+        shifts = hash_words(np.arange(lines, dtype=np.uint64) + keys[i][:, None])
+        shifts >>= half
+        shifts *= np.uint64(size)
+        shifts >>= half
+        first = np.arange(0, shifts.size, lines)
+        target += np.take(shifts.view(np.int64), source + first[:, None])
+        # target < 2·size: subtract size where that does not wrap below zero
+        words = target.view(np.uint64)
+        np.minimum(words, words - np.uint64(size), out=words)
+    np.multiply(left, b, out=out)
+    out += right
+    row, column = np.nonzero(out >= n)
     if row.size:
-        again = x[row, column]
-        _walk(again, n, [key[row] for key in keys], backward=False)
-        x[row, column] = again
+        again = out[row, column].view(np.uint64)
+        out[row, column] = _walk(again, n, [key[row] for key in keys], backward=False).view(np.int64)

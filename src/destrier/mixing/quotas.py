@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from destrier.errors import ArgumentError
-from destrier.keyed import Ints, permute_windows, subkey
+from destrier.keyed import Ints, hash_words, permute_windows
 
 __all__ = ["LARGEST_WINDOW", "Quotas", "default_window", "exact_shares"]
 
@@ -119,6 +119,15 @@ class Quotas:
         floors = [slot * bound // denominator for bound in cumulative]
         return [after - before for before, after in pairwise(floors)]
 
+    def _counts_at(self, slots: Sequence[int]) -> Ints:
+        """What `counts` returns of each of some slots, a row a slot."""
+        cumulative, denominator = self._bounds
+        if max(*slots, 1) * denominator < 1 << 63:
+            floors = np.multiply.outer(np.array(slots, np.int64), cumulative) // denominator
+            counts: Ints = np.diff(floors, axis=1)
+            return counts
+        return np.array([self.counts(slot) for slot in slots], np.int64)
+
     def counts_before(self, slot: int) -> list[int]:
         """Slots of each source before any slot."""
         window, within = divmod(slot, self.window)
@@ -171,10 +180,15 @@ class Quotas:
         Args:
             slots: From 0 on, one dimension, any order.
         """
+        if not len(slots):
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        first, last = int(slots[0]), int(slots[-1])
+        if last - first + 1 == len(slots) and (np.diff(slots) == 1).all():
+            return self._successive(first, last + 1)
         source = np.empty(len(slots), np.int64)
         index = np.empty(len(slots), np.int64)
         window, within = np.divmod(slots, self.window)
-        first, last = (int(window.min()), int(window.max())) if len(slots) else (0, -1)
+        first, last = int(window.min()), int(window.max())
         if last - first < 2 + 2 * len(slots) // self.window:
             windows, inverse = np.arange(first, last + 1), window - first
         else:
@@ -195,6 +209,20 @@ class Quotas:
             source[own], index[own] = sources[place], indices[place]
         return source, index
 
+    def _successive(self, start: int, stop: int) -> tuple[Ints, Ints]:
+        """What `slots` returns for successive ones."""
+        source = np.empty(stop - start, np.int64)
+        index = np.empty(stop - start, np.int64)
+        step = max(1, _BLOCK // self.window)
+        end = -(-stop // self.window)
+        for first in range(start // self.window, end, step):
+            begin = first * self.window
+            own = slice(max(start - begin, 0), stop - begin)
+            to = slice(max(begin - start, 0), begin - start + step * self.window)
+            sources, indices = self._windows(list(range(first, min(first + step, end))))
+            source[to], index[to] = sources.ravel()[own], indices.ravel()[own]
+        return source, index
+
     def _windows(self, windows: list[int]) -> tuple[NDArray[Any], Ints]:
         """Source and index of every slot of some windows, one row a window."""
         if self.end is not None and windows and (windows[-1] + 1) * self.window > self.end:
@@ -209,10 +237,10 @@ class Quotas:
             size = self.end - windows[0] * self.window
         else:
             size = self.window
-        before = np.array([self.counts(v * self.window) for v in windows])
-        after = np.array([self.counts(v * self.window + size) for v in windows])
+        before = self._counts_at([v * self.window for v in windows])
+        after = self._counts_at([v * self.window + size for v in windows])
         bounds = np.cumsum(after - before, axis=1)
-        keys = np.array([subkey(self.key, v) for v in windows], np.uint64)
+        keys = hash_words(np.uint64(self.key) ^ hash_words(np.array(windows, np.uint64)))
         permuted = permute_windows(size, keys)
         kind = np.uint8 if len(self.names) <= 256 else np.uint16
         sources = np.zeros(permuted.shape, kind)
