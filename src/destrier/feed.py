@@ -257,7 +257,14 @@ class TableFeed:
 
     def memory(self) -> TableMemory:
         """An empty memory."""
-        return TableMemory(self.schema, columnar=self.columnar, views=self.views)
+        return TableMemory(
+            self.schema, columnar=self.columnar, views=self.views, expected=self.held_rows
+        )
+
+    @property
+    def held_rows(self) -> int:
+        """Rows that stay in memory, about."""
+        return int(self.held_bytes / self.row_bytes)
 
     def blocks(self, epoch: int, shares: Shares, complete: Sequence[bool]) -> Schedule:
         """The blocks of an epoch's shares."""
@@ -292,12 +299,21 @@ class TableMemory:
         schema: Of the columns that are read.
         columnar: Whether rows are held as numpy columns, else as Arrow.
         views: Columns whose bytes may be views of Arrow's memory.
+        expected: Rows that will be held at once, about: room that grows is copied.
     """
 
-    def __init__(self, schema: pa.Schema, *, columnar: bool, views: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        schema: pa.Schema,
+        *,
+        columnar: bool,
+        views: Collection[str] = (),
+        expected: int = 0,
+    ) -> None:
         self._schema = schema
         self._columnar = columnar
         self._views = views
+        self._expected = expected
         self._pool: Pool = ColumnPool(schema, views) if columnar else ArrowPool(schema)
         self._pool_offsets = np.empty(0, np.int64)
         self._pool_errors: dict[int, RowError] = {}
@@ -323,7 +339,7 @@ class TableMemory:
             self._pool.free(start, stop)
             for place in [k for k in errors if start <= k < stop]:
                 del errors[place]
-        self._pool.reserve(block.capacity)
+        self._pool.reserve(max(block.capacity, self._expected))
         if len(self._pool_offsets) < block.capacity:
             grown = np.empty(block.capacity + block.capacity // 4, np.int64)
             grown[: len(self._pool_offsets)] = self._pool_offsets
@@ -354,7 +370,9 @@ class TableMemory:
         """Itself if it has all rows, else an empty one."""
         if self._complete:
             return self
-        return TableMemory(self._schema, columnar=self._columnar, views=self._views)
+        return TableMemory(
+            self._schema, columnar=self._columnar, views=self._views, expected=self._expected
+        )
 
 
 def measured_row_bytes(reader: RowReader, rows: RowList, *, columnar: bool) -> float:

@@ -175,9 +175,13 @@ class Order:
         the order of its places is consumed from some place on, without gaps.
         """
         g = np.asarray(g, np.int64)
-        split, t = g % self.num_splits, g // self.num_splits
-        start, size = self._split_bounds(split)
-        x = start + (t + self._stagger(split, start, size)) % size
+        t = g // self.num_splits
+        split = g - t * self.num_splits  # numpy's remainder takes several times as long
+        starts, sizes, staggers = self._splits
+        start, size = starts[split], sizes[split]
+        x = t + staggers[split]
+        np.subtract(x, size, out=x, where=x >= size)
+        x += start
         lo, hi = self._window_bounds(x, start, size)
         return lo, hi, x - lo
 
@@ -252,6 +256,13 @@ class Order:
             chosen = order[edges[i] : edges[i + 1]]
             group = slice(i * step, (i + 1) * step)
             yield chosen, inverse[chosen] - i * step, starts[group], ends[group]
+
+    @cached_property
+    def _splits(self) -> tuple[Ints, Ints, Ints]:
+        """Of each split where its piece of the line starts, its size, and its stagger."""
+        split = np.arange(self.num_splits)
+        start, size = self._split_bounds(split)
+        return start, size, self._stagger(split, start, size)
 
     def _split_bounds(self, split: Ints) -> tuple[Ints, Ints]:
         q, r = divmod(self.n, self.num_splits)

@@ -139,6 +139,7 @@ class MixtureFeed:
             self.schemas,
             columnar=self.feeds[0].columnar,
             views={name for feed in self.feeds for name in feed.views},
+            expected=[feed.held_rows for feed in self.feeds],
             column=self._column,
         )
 
@@ -159,6 +160,7 @@ class MixtureMemory:
         schemas: Of the columns that are read of each table; the same object where they share one.
         columnar: Whether rows are held as numpy columns, else as Arrow.
         views: Columns whose bytes may be views of Arrow's memory.
+        expected: Rows of each table that will be held at once, about: room that grows is copied.
         column: Names each row's source; None where nobody asks.
     """
 
@@ -168,14 +170,16 @@ class MixtureMemory:
         *,
         columnar: bool,
         views: Collection[str] = (),
+        expected: Sequence[int],
         column: _SourceColumn | None = None,
     ) -> None:
         self._column = column
         pools: dict[int, _Places] = {}
-        for schema in schemas:
+        for schema, rows in zip(schemas, expected, strict=True):
             if id(schema) not in pools:
                 pool = ColumnPool(schema, views) if columnar else ArrowPool(schema)
                 pools[id(schema)] = _Places(pool)
+            pools[id(schema)].expected += rows
         self._tables = [_Region(pools[id(schema)]) for schema in schemas]
 
     @property
@@ -240,6 +244,7 @@ class _Places:
 
     def __init__(self, rows: Pool) -> None:
         self.rows = rows
+        self.expected = 0  # places, about: room that grows is copied
         self.capacity = 0
         self.offsets = np.empty(0, np.int64)
         self.errors: dict[int, RowError] = {}
@@ -248,7 +253,7 @@ class _Places:
         """New places, so many."""
         first = self.capacity
         self.capacity += more
-        self.rows.reserve(self.capacity)
+        self.rows.reserve(max(self.capacity, self.expected))
         if len(self.offsets) < self.capacity:
             grown = np.empty(self.capacity + self.capacity // 4, np.int64)
             grown[: len(self.offsets)] = self.offsets

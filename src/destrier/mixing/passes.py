@@ -71,6 +71,11 @@ class Passes:
         """The window that each sample is in, and its place there."""
         lo, hi, place = (np.empty(len(g), np.int64) for _ in range(3))
         for order, first, mine in self._each(g):
+            if isinstance(mine, slice):
+                lo, hi, place = order.locate(g - first)
+                lo += first
+                hi += first
+                break
             low, high, place[mine] = order.locate(g[mine] - first)
             lo[mine], hi[mine] = low + first, high + first
         return lo, hi, place
@@ -89,6 +94,7 @@ class Passes:
 
     def cycles(self, g: Ints) -> Ints:
         """How often each sample's split was served before it, over all epochs."""
-        epoch, sample = np.divmod(g, self.n)
+        epoch = g // self.n
+        sample = g - epoch * self.n  # numpy's remainder takes several times as long
         cycles: Ints = epoch * self._cycles + sample // self.num_splits
         return cycles
