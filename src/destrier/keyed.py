@@ -234,4 +234,6 @@ def _walk_windows(out: Ints, n: int, keys: Any) -> None:
     row, column = np.nonzero(out >= n)
     if row.size:
         again = out[row, column].view(np.uint64)
-        out[row, column] = _walk(again, n, [key[row] for key in keys], backward=False).view(np.int64)
+        out[row, column] = _walk(again, n, [key[row] for key in keys], backward=False).view(
+            np.int64
+        )

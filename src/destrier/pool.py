@@ -30,6 +30,11 @@ Gathered: TypeAlias = "Columns | pa.RecordBatch"
 class Pool(Protocol):
     """Rows at numbered places."""
 
+    @property
+    def frees(self) -> bool:
+        """Whether it lets go of anything before it is written over."""
+        ...
+
     def reserve(self, capacity: int) -> None:
         """Make room for places below ``capacity``."""
         ...
@@ -106,6 +111,11 @@ class ColumnPool:
         self._packed = np.empty(0, np.dtype(fields, align=True))
         self._names = schema.names
         self._valid: dict[str, NDArray[np.bool_]] = {}
+
+    @property
+    def frees(self) -> bool:
+        """Whether it has Python objects."""
+        return any(values.dtype == np.object_ for values in self._values.values())
 
     def reserve(self, capacity: int) -> None:
         """Grow by copying, with room to spare: memory is touched only where used."""
@@ -193,6 +203,7 @@ class ArrowPool:
         self._group = np.empty(0, np.int64)
         self._row = np.empty(0, np.int64)
         self._next = 0
+        self.frees = True
 
     def reserve(self, capacity: int) -> None:
         """Make room in the tables of places."""

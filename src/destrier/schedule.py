@@ -14,7 +14,8 @@ and dropped after them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
@@ -50,6 +51,8 @@ BLOCK_BYTES = 8 << 20
 """Bytes that are read together, about."""
 
 DIRECT_SHARES = 4
+_SPAN_ROWS = 1 << 16  # that are planned together, if these are not more than so many blocks:
+_SPAN_BLOCKS = 16
 _OFFSET_BYTES = 8  # beside each row that is held
 _LEAST_OWN = 1 / 4  # of an epoch: a process that delivers less need not read all of it
 
@@ -124,14 +127,20 @@ class Line(Protocol):
 class Holding(Protocol):
     """How the rows of successive shares are read, and what of them stays."""
 
-    def blocks(self, first: int, samples: Ints, g: Ints, bounds: Ints) -> Iterator[Block]:
-        """The block of some shares, after blocks that only load rows.
+    def blocks(
+        self, first: int, samples: Ints, g: Ints, bounds: Ints, *, each: int
+    ) -> Iterator[Iterator[Block]]:
+        """For every so many of some shares their block, after blocks that only load rows.
+
+        Shares are planned in larger numbers than they are read in: that takes fewer calls. The
+        blocks of some shares are taken before those of the next ones.
 
         Args:
             first: The index of the first share.
             samples: The sample indices of the shares, one after another.
             g: What they are in the order that is read.
             bounds: Where each share begins in them.
+            each: How many shares are in a block.
         """
         ...
 
@@ -195,8 +204,9 @@ class Schedule:
         self._direct_shares = direct_shares
         self._runs = runs
         self._most_rows = block_rows(row_bytes, block_bytes)
-        planned = BLOCK_ROWS if held == "all" else self._most_rows
-        self.shares_per_block = max(1, planned // max(1, shares.largest))
+        read = BLOCK_ROWS if held == "all" else self._most_rows
+        self.shares_per_block = shares_of(read, shares.largest)
+        self._span = shares_of(span_rows(read), shares.largest)
 
     @property
     def complete(self) -> Sequence[bool]:
@@ -222,21 +232,42 @@ class Schedule:
             loaded=self._loaded,
             runs=self._runs,
         )
+        planned = first
         while first < len(self.shares):
             # Few at first, where nothing is to be read: the consumer waits for them.
-            some = DIRECT_SHARES if self._loaded and not first else self.shares_per_block
-            last = min(first + some, len(self.shares))
+            some = DIRECT_SHARES if self._loaded and not first else max(planned, DIRECT_SHARES)
+            last = min(first + min(some, self._span), len(self.shares))
             yield from self._blocks(reading, first, last)
             first = last
+            planned = 4 * some
 
     def _blocks(self, reading: Holding, first: int, last: int) -> Iterator[Block]:
         samples, bounds = self.shares.samples(first, last)
-        return reading.blocks(first, samples, samples % self.order.n, bounds)
+        g, each = samples % self.order.n, self.shares_per_block
+        for blocks in reading.blocks(first, samples, g, bounds, each=each):
+            yield from blocks
+
+
+def shares_of(rows: int, largest: int) -> int:
+    """Shares of so many rows together, one at least."""
+    return max(1, rows // max(1, largest))
+
+
+def span_rows(read: int) -> int:
+    """Rows that are planned together, where so many are read together."""
+    return max(read, min(_SPAN_ROWS, _SPAN_BLOCKS * read))
 
 
 def block_rows(row_bytes: float, block_bytes: int = BLOCK_BYTES) -> int:
     """Rows that are read together, about."""
     return max(1, min(BLOCK_ROWS, int(block_bytes / row_bytes)))
+
+
+def _runs(bounds: Ints, each: int) -> Iterator[tuple[int, slice, Ints]]:
+    """Every so many shares: the first, which samples theirs are, and where each begins in those."""
+    for first in range(0, len(bounds) - 1, each):
+        own = bounds[first : first + each + 1]
+        yield first, slice(int(own[0]), int(own[-1])), own - own[0]
 
 
 class _Shares:
@@ -246,10 +277,15 @@ class _Shares:
         self._order = order
         self._rows = rows
 
-    def blocks(self, first: int, samples: Ints, g: Ints, bounds: Ints) -> Iterator[Block]:
-        """One block."""
+    def blocks(
+        self, first: int, samples: Ints, g: Ints, bounds: Ints, *, each: int
+    ) -> Iterator[Iterator[Block]]:
+        """One block for every so many shares."""
         offsets = self._rows.offsets(self._order.rows(g))
-        yield Block(offsets, None, [], 0, first, samples, bounds, np.arange(len(samples)))
+        for index, own, inner in _runs(bounds, each):
+            places = np.arange(inner[-1])
+            block = Block(offsets[own], None, [], 0, first + index, samples[own], inner, places)
+            yield iter((block,))
 
 
 class _All:
@@ -267,27 +303,38 @@ class _All:
         self._windows = windows
         self._index = np.empty(0, np.int64)  # from the place in a window's slot to the position
 
-    def blocks(self, first: int, samples: Ints, g: Ints, bounds: Ints) -> Iterator[Block]:
-        """The first time, blocks that load all rows; then one that finds its own among them."""
-        none, n = np.empty(0, np.int64), len(self._rows)
-        if not self._loaded:
-            self._loaded = True
-            for positions in _in_runs(n, self._most_rows, self._runs):
-                offsets = self._rows.offsets(positions)
-                yield Block(offsets, positions, [], n, first, none, np.zeros(1, np.int64), none)
+    def blocks(
+        self, first: int, samples: Ints, g: Ints, bounds: Ints, *, each: int
+    ) -> Iterator[Iterator[Block]]:
+        """The first time, blocks that load all rows; then those that find theirs among them."""
         places = self._order.rows(g) if self._windows is None else self._found(samples, g, bounds)
-        yield Block(none, none, [], n, first, samples, bounds, places, complete=True)
+        none, n = np.empty(0, np.int64), len(self._rows)
+        for index, own, inner in _runs(bounds, each):
+            block = Block(
+                none, none, [], n, first + index, samples[own], inner, places[own], complete=True
+            )
+            yield itertools.chain(self._loading(first + index), (block,))
+
+    def _loading(self, first: int) -> Iterator[Block]:
+        none, n = np.empty(0, np.int64), len(self._rows)
+        if self._loaded:
+            return
+        self._loaded = True
+        for positions in _in_runs(n, self._most_rows, self._runs):
+            offsets = self._rows.offsets(positions)
+            yield Block(offsets, positions, [], n, first, none, np.zeros(1, np.int64), none)
 
     def _found(self, samples: Ints, g: Ints, bounds: Ints) -> Ints:
         """The positions of samples, with the windows as an index that is kept like their rows."""
         places = np.empty(0, np.int64)
         assert self._windows is not None
-        for block in self._windows.blocks(0, samples, g, bounds):
-            if len(self._index) < block.capacity:
-                more = block.capacity - len(self._index)
-                self._index = np.concatenate([self._index, np.empty(more, np.int64)])
-            self._index[block.targets] = block.offsets
-            places = self._index[block.places]
+        for blocks in self._windows.blocks(0, samples, g, bounds, each=len(bounds)):
+            for block in blocks:
+                if len(self._index) < block.capacity:
+                    more = block.capacity - len(self._index)
+                    self._index = np.concatenate([self._index, np.empty(more, np.int64)])
+                self._index[block.targets] = block.offsets
+                places = self._index[block.places]
         return places
 
 
@@ -326,40 +373,43 @@ class _Windows:
         self._last_cycles: dict[int, int] = {}
         self._free: list[int] = []
 
-    def blocks(self, first: int, samples: Ints, g: Ints, bounds: Ints) -> Iterator[Block]:
-        """The block of some shares, after blocks that only load what is too much for one."""
-        order, size = self.order, _slot_rows(self.order)
-        cycle = order.cycles(g)
-        freed = self._close_passed(int(cycle.min())) if len(cycle) else []
-        lo, hi, place = order.locate(g)
-        index, inverse = _distinct(lo)
-        starts, ends = lo[index], hi[index]
-        new = []
-        for i, start in enumerate(starts.tolist()):
-            if start not in self._slots:
-                new.append(i)
-                slot = self._free.pop() if self._free else len(self._slots)
-                self._slots[start] = slot
-                k = index[i]
-                self._last_cycles[start] = int(cycle[k] + hi[k] - 1 - lo[k] - place[k])
-        slots = np.array([self._slots[start] for start in starts.tolist()], np.int64)
+    def blocks(
+        self, first: int, samples: Ints, g: Ints, bounds: Ints, *, each: int
+    ) -> Iterator[Iterator[Block]]:
+        """For every so many shares their block, after blocks that only load what is too much."""
+        span = _Span(self.order, self.rows, g, bounds, each)
+        for number, (index, own, inner) in enumerate(_runs(bounds, each)):
+            yield self._blocks(span, number, first + index, samples[own], own, inner)
+
+    def _blocks(
+        self, span: _Span, number: int, first: int, samples: Ints, own: slice, inner: Ints
+    ) -> Iterator[Block]:
+        size = _slot_rows(self.order)
+        freed = self._close_passed(span.least_cycle(own))
+        span.prepare(number, self._slots)
+        used = span.windows(own)
+        new = [i for i in used.tolist() if int(span.lo[i]) not in self._slots]
+        for i in new:
+            start = int(span.lo[i])
+            self._slots[start] = self._free.pop() if self._free else len(self._slots)
+            self._last_cycles[start] = int(span.last_cycle[i])
+        slots = np.zeros(len(span.lo), np.int64)
+        slots[used] = [self._slots[start] for start in span.lo[used].tolist()]
         capacity = (len(self._slots) + len(self._free)) * size
         none = np.empty(0, np.int64)
         while len(new) > self._piece:
             part, new = new[: self._piece], new[self._piece :]
-            offsets, targets = self._content(starts[part], ends[part], slots[part])
+            offsets, targets = self._content(span, number, part, slots)
             zero = np.zeros(1, np.int64)
             yield Block(offsets, targets, freed, capacity, first, none, zero, none)
             freed = []
-        offsets, targets = (
-            self._content(starts[new], ends[new], slots[new]) if new else (none, none)
-        )
-        places = slots[inverse] * size + place
-        yield Block(offsets, targets, freed, capacity, first, samples, bounds, places)
+        offsets, targets = self._content(span, number, new, slots) if new else (none, none)
+        places = slots[span.window[own]] * size + span.place[own]
+        yield Block(offsets, targets, freed, capacity, first, samples, inner, places)
 
-    def _content(self, lo: Ints, hi: Ints, slots: Ints) -> tuple[Ints, Ints]:
-        positions, window, place = self.order.window_reads(lo, hi)
-        return self.rows.offsets(positions), slots[window] * _slot_rows(self.order) + place
+    def _content(self, span: _Span, number: int, new: list[int], slots: Ints) -> tuple[Ints, Ints]:
+        offsets, window, place = span.content(number, np.array(new, np.int64))
+        return offsets, slots[window] * _slot_rows(self.order) + place
 
     def _close_passed(self, cycle: int) -> list[tuple[int, int]]:
         """Free the windows that the order has passed; one that comes again is read again."""
@@ -370,6 +420,74 @@ class _Windows:
             del self._last_cycles[start]
         self._free.extend(slots)
         return [(slot * size, (slot + 1) * size) for slot in slots]
+
+
+class _Span:
+    """The windows of the samples of some shares, which are planned together.
+
+    Args:
+        order: The order.
+        rows: From position to row offset.
+        g: The samples.
+        bounds: Where each share begins in them.
+        each: How many shares are read together, as a run.
+    """
+
+    def __init__(self, order: Line, rows: _Offsets, g: Ints, bounds: Ints, each: int) -> None:
+        self._order = order
+        self._rows = rows
+        lo, hi, self.place = order.locate(g)
+        first, self.window = _distinct(lo)
+        self.lo, self._hi = lo[first], hi[first]
+        self._cycles = order.cycles(g)
+        self.last_cycle = self._cycles[first] + self._hi - 1 - self.lo - self.place[first]
+        self._run = np.searchsorted(bounds[:-1:each], first, side="right") - 1  # ascending
+        self._ready: dict[int, tuple[Ints, Ints, Ints, Ints]] = {}
+
+    def least_cycle(self, own: slice) -> int:
+        """The least cycle of some samples; 0 where there are none."""
+        cycles = self._cycles[own]
+        return int(cycles.min()) if len(cycles) else 0
+
+    def windows(self, own: slice) -> Ints:
+        """The numbers of the windows of some samples."""
+        return np.flatnonzero(np.bincount(self.window[own], minlength=len(self.lo)))
+
+    def prepare(self, run: int, held: Container[int]) -> None:
+        """Find what is read for a run, and for those after it, at once."""
+        if run in self._ready:
+            return
+        self._ready = {run: (np.empty(0, np.int64),) * 4}
+        rest = range(int(np.searchsorted(self._run, run)), len(self.lo))
+        starts = self.lo.tolist()
+        wanted = np.array([i for i in rest if starts[i] not in held], np.int64)
+        ends = np.cumsum(self._hi[wanted] - self.lo[wanted])
+        runs: Ints = self._run[wanted]
+        stop = int(np.searchsorted(ends, BLOCK_ROWS, side="right"))
+        if stop < len(wanted):  # the windows of a run all or none
+            stop = int(np.searchsorted(runs, runs[stop]))
+        if not stop:
+            return
+        wanted, last = wanted[:stop], int(runs[stop - 1])
+        offsets, window, place = self._read(wanted)
+        of_run = self._run[window] - run
+        narrow = last - run < 1 << 16  # numbers of 16 bits are sorted in a fraction of the time
+        by_run = np.argsort(of_run.astype(np.uint16 if narrow else np.int64), kind="stable")
+        edges = np.cumsum(np.bincount(of_run, minlength=last - run + 1))
+        for i, mine in enumerate(np.split(by_run, edges[:-1])):
+            own = wanted[runs[:stop] == run + i]
+            self._ready[run + i] = own, offsets[mine], window[mine], place[mine]
+
+    def content(self, run: int, windows: Ints) -> tuple[Ints, Ints, Ints]:
+        """What windows of a run consist of: row offsets, and the window and place of each."""
+        own, offsets, window, place = self._ready[run]
+        if len(own) == len(windows) and (own == windows).all():
+            return offsets, window, place
+        return self._read(windows)  # a part of them, or one that was closed and comes again
+
+    def _read(self, windows: Ints) -> tuple[Ints, Ints, Ints]:
+        positions, window, place = self._order.window_reads(self.lo[windows], self._hi[windows])
+        return self._rows.offsets(positions), windows[window], place
 
 
 def _distinct(values: Ints) -> tuple[Ints, Ints]:

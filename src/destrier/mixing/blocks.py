@@ -11,7 +11,14 @@ from destrier.feed import TableFeed
 from destrier.keyed import Ints
 from destrier.mixing.passes import Passes
 from destrier.plan import Routes, Shares
-from destrier.schedule import BLOCK_ROWS, DIRECT_SHARES, Block, block_rows
+from destrier.schedule import (
+    BLOCK_ROWS,
+    DIRECT_SHARES,
+    Block,
+    block_rows,
+    shares_of,
+    span_rows,
+)
 
 __all__ = ["MixtureBlock", "Reading", "Spans"]
 
@@ -72,29 +79,68 @@ class Reading:
         ]
 
     def blocks(
-        self, first: int, samples: Ints, bounds: Ints, routes: Routes
-    ) -> Iterator[MixtureBlock]:
-        """The block of some shares, after blocks of no share that only load rows.
+        self, first: int, samples: Ints, bounds: Ints, routes: Routes, *, each: int
+    ) -> Iterator[Iterator[MixtureBlock]]:
+        """For every so many of some shares their block, after blocks that only load rows.
+
+        The blocks of some shares are taken before those of the next ones.
 
         Args:
             first: The index of the first share.
             samples: The sample indices of the shares, one after another.
             bounds: Where each share begins in them.
             routes: Where the samples come from.
+            each: How many shares are in a block.
         """
-        parts: list[tuple[int, Ints, Block]] = []
-        none = np.empty(0, np.int64)
+        parts = []
         for number in np.flatnonzero(np.bincount(routes.leaf)).tolist():
             mine = np.flatnonzero(routes.leaf == number)
             own, inner = routes.sample[mine], np.searchsorted(mine, bounds)
-            blocks = list(self._holdings[number].blocks(first, samples[mine], own, inner))
-            for block in blocks[:-1]:
-                zero = np.zeros(1, np.int64)
-                yield MixtureBlock(first, none, zero, none, [(number, none, block)])
-            parts.append((number, mine, blocks[-1]))
-            self._loaded[self._first + number] |= blocks[-1].complete
-        complete = all(self._loaded[self._first : self._first + len(self._holdings)])
-        yield MixtureBlock(first, samples, bounds, routes.leaf, parts, complete)
+            blocks = self._holdings[number].blocks(first, samples[mine], own, inner, each=each)
+            parts.append(_Part(number, mine, inner, blocks))
+        for index in range(0, len(bounds) - 1, each):
+            last = min(index + each, len(bounds) - 1)
+            among = slice(int(bounds[index]), int(bounds[last]))
+            inner = bounds[index : last + 1] - bounds[index]
+            whole = MixtureBlock(first + index, samples[among], inner, routes.leaf[among], [])
+            yield self._run(parts, index, last, among.start, whole)
+
+    def _run(
+        self, parts: list[_Part], index: int, last: int, start: int, whole: MixtureBlock
+    ) -> Iterator[MixtureBlock]:
+        """The block of a run of shares, after those that only load rows."""
+        none, zero = np.empty(0, np.int64), np.zeros(1, np.int64)
+        for part in parts:
+            for block in next(part.blocks):
+                self._loaded[self._first + part.number] |= block.complete
+                if len(block.bounds) == 1:
+                    yield MixtureBlock(whole.first, none, zero, none, [(part.number, none, block)])
+                else:
+                    mine = part.places(index, last, start)
+                    whole.parts.append((part.number, mine, block))
+        whole.complete = all(self._loaded[self._first : self._first + len(self._holdings)])
+        yield whole
+
+
+@dataclass
+class _Part:
+    """The samples of one table among some shares.
+
+    Attributes:
+        number: Of the table.
+        mine: Which of the samples are its own.
+        bounds: Where those of each share begin.
+        blocks: What is read of it, for every run of shares.
+    """
+
+    number: int
+    mine: Ints
+    bounds: Ints
+    blocks: Iterator[Iterator[Block]]
+
+    def places(self, first: int, last: int, start: int) -> Ints:
+        """Which samples of shares ``[first, last)`` are its own, where those begin at ``start``."""
+        return self.mine[self.bounds[first] : self.bounds[last]] - start
 
 
 class Spans:
@@ -107,6 +153,10 @@ class Spans:
         block_bytes: Bytes that are read together, about.
         complete: For each table, whether all its rows are in memory already; empty at first.
         most_shares: How many may be planned together; None is no bound.
+
+    Attributes:
+        loaded: For each table, whether all its rows are in memory.
+        each: How many shares are read together.
     """
 
     def __init__(
@@ -126,7 +176,8 @@ class Spans:
         # Small tables come again and again: each time is an order of its own, which takes time.
         most = max(_LEAST_ROWS, sum(len(feed.rows) for feed in feeds))
         rows = min(BLOCK_ROWS, most) if held else block_rows(row_bytes, block_bytes)
-        together = rows // max(1, shares.largest)
+        self.each = shares_of(rows, shares.largest)
+        together = shares_of(span_rows(rows), shares.largest)
         self._together = max(1, together if most_shares is None else min(together, most_shares))
 
     @property

@@ -62,7 +62,9 @@ class MixtureBlocks:
         held, direct = (self._feed.reading(self._spans.loaded, alone=a) for a in (False, True))
         for first, last, alone in self._spans:
             samples, bounds, routes = self._shares.routed(first, last)
-            yield from (direct if alone else held).blocks(first, samples, bounds, routes)
+            reading, each = direct if alone else held, self._spans.each
+            for blocks in reading.blocks(first, samples, bounds, routes, each=each):
+                yield from blocks
 
 
 class MixtureFeed:
@@ -311,6 +313,8 @@ class _Region:
 
     def _free(self, places: Ints) -> None:
         """Let go of rows; the places of a window may lie in several runs."""
+        if not self.pool.rows.frees:
+            return
         edges = np.flatnonzero(np.diff(places) != 1) + 1
         for run in np.split(places, edges):
             if len(run):

@@ -82,15 +82,26 @@ class ZipBlocks:
         for first, last, alone in self._spans:
             samples, bounds = self._shares.samples(first, last)
             routes = self._feed.router(self._epoch, samples)
-            parts: list[tuple[int, MixtureBlock]] = []
-            for number, reading in enumerate(direct if alone else held):
-                for block in reading.blocks(first, samples, bounds, routes[number]):
-                    if len(block.bounds) > 1:
-                        parts.append((number, block))
-                    else:  # it only loads
-                        yield ZipBlock(first, block.bounds, [(number, block)])
-            complete = all(block.complete for _, block in parts)
-            yield ZipBlock(first, bounds, parts, complete)
+            readings = zip(direct if alone else held, routes, strict=True)
+            runs = [
+                reading.blocks(first, samples, bounds, own, each=self._spans.each)
+                for reading, own in readings
+            ]
+            for sources in zip(*runs, strict=True):
+                yield from self._run(sources)
+
+    def _run(self, sources: Sequence[Iterator[MixtureBlock]]) -> Iterator[ZipBlock]:
+        """The block of a run of shares, after those that only load rows."""
+        parts: list[tuple[int, MixtureBlock]] = []
+        for number, blocks in enumerate(sources):
+            for block in blocks:
+                if len(block.bounds) > 1:
+                    parts.append((number, block))
+                else:
+                    yield ZipBlock(block.first, block.bounds, [(number, block)])
+        whole = parts[0][1]
+        complete = all(block.complete for _, block in parts)
+        yield ZipBlock(whole.first, whole.bounds, parts, complete)
 
 
 class ZipFeed:
