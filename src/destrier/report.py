@@ -300,7 +300,7 @@ def report_plan(
     check_batch(global_batch, world_size, uneven=False)
     names = stream.columns(None if columns is None else list(columns))
     plan = _Plan(stream, names, global_batch, world_size, epoch)
-    plan.ranks[0].check()
+    plan.ranks[0].check(uneven=False)
     steps = len(plan.ranks[0])
     if not 0 <= step < steps:
         raise ArgumentError(f"no step {step}: the epoch has the steps 0 to {steps - 1}")

@@ -200,14 +200,16 @@ class Schedule:
     @property
     def complete(self) -> Sequence[bool]:
         """Whether all rows are in memory after the last block."""
-        return (self._loaded or (self.held == "all" and len(self.shares) > self._start),)
+        start = self._start
+        more = self.shares.at_most(start + 1) > start
+        return (self._loaded or (self.held == "all" and more),)
 
     @property
     def _start(self) -> int:
         """How many shares are read by themselves: they need not wait for all that is held."""
         if self._loaded or self.held == "shares":
             return 0
-        return min(self._direct_shares, len(self.shares))
+        return self.shares.at_most(self._direct_shares)
 
     def __iter__(self) -> Iterator[Block]:
         first = self._start
@@ -221,10 +223,12 @@ class Schedule:
             loaded=self._loaded,
             runs=self._runs,
         )
-        while first < len(self.shares):
+        while True:
             # Few at first, where nothing is to be read: the consumer waits for them.
             some = DIRECT_SHARES if self._loaded and not first else self.shares_per_block
-            last = min(first + some, len(self.shares))
+            last = self.shares.at_most(first + some)
+            if last == first:
+                return
             yield from self._blocks(reading, first, last)
             first = last
 
