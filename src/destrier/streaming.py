@@ -206,7 +206,7 @@ class Streaming(Counted, IterableDataset[Any], ABC):
         Args:
             global_batch: What a step is, of the loader that asks.
         """
-        batch = global_batch or self._global_batch()
+        batch = global_batch or self.global_batch
         known = self._stream
         # What the batch decides is settled by the first iterator or state, not by a look.
         if known is None or (self._agreed is not known and batch != self._stream_batch):
@@ -215,7 +215,9 @@ class Streaming(Counted, IterableDataset[Any], ABC):
             return self._stream
         return known
 
-    def _global_batch(self) -> Batch | None:
+    @property
+    def global_batch(self) -> Batch | None:
+        """What a step is over all ranks: so many rows, or a `TokenBudget`; None in row mode."""
         return self._sizes.step(self.topology.size) if self._sizes.given else None
 
     def _worker(self) -> Worker:
@@ -257,7 +259,7 @@ class Streaming(Counted, IterableDataset[Any], ABC):
         """From an epoch and a start counter to its shares."""
         stream = self.stream()
         topology = self.topology
-        batch = self._global_batch()
+        batch = self.global_batch
         if batch is None:
             whole = stream.cycles(topology, worker)
             rows = max(self._read_batch_size, whole.owned)
@@ -275,7 +277,7 @@ class Streaming(Counted, IterableDataset[Any], ABC):
         if self._runner is None:
             worker = self._worker()
             shares = self._shares(worker)
-            batch = self._global_batch()
+            batch = self.global_batch
             feed = stream.feed(
                 FeedOptions(
                     columns=self.columns,
@@ -378,7 +380,7 @@ class Streaming(Counted, IterableDataset[Any], ABC):
             StateError: If it is not a state, or of another stream; names both values.
             VersionError: If the table's version of the state is gone.
         """
-        self._load(state, self._global_batch())
+        self._load(state, self.global_batch)
 
     def _load(self, state: Mapping[str, Any], batch: Batch | None) -> None:
         if isinstance(state, Mapping) and not state:

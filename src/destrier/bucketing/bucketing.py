@@ -87,7 +87,7 @@ def choose_buckets(
         raise ArgumentError(
             f"row {row} has {tokens} in {by!r}, and a step of {unit} (batch_multiple) such rows "
             f"has {tokens * unit} tokens, more than global_batch_tokens={batch.tokens}; raise it, "
-            f"lower batch_multiple, or leave such rows out with filter="
+            "lower batch_multiple, or leave such rows out by a filter"
         )
     wanted = window * batch.tokens * lengths.count // lengths.tokens
     samples = max(1, wanted // unit) * unit

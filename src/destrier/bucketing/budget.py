@@ -111,7 +111,7 @@ class BudgetOrder(WindowedOrder):
         """
         size, unit = self.buckets.samples, self.buckets.multiple
         end = min(last * size, self.whole)
-        lengths = self._lengths.at(self._order.rows(np.arange(first * size, end)))
+        lengths = self._lengths.at(self.base.rows(np.arange(first * size, end)))
         if last - first == 1:
             size = len(lengths)
         short = ((last - first) * size - len(lengths)) // unit  # units: of the last window of all
@@ -141,7 +141,7 @@ class BudgetOrder(WindowedOrder):
     def _sorted(self, number: int) -> Ints:
         first, unit = number * self._size, self.buckets.multiple
         g = np.arange(first, min(first + self._size, self.whole))
-        lengths = self._lengths.at(self._order.rows(g))
+        lengths = self._lengths.at(self.base.rows(g))
         by_length = np.argsort(-lengths, kind="stable")
         fit = self._fit(lengths[by_length[::unit]]).tolist()
         starts, at = [], 0

@@ -39,10 +39,13 @@ class WindowedOrder(ABC):
         order: The order.
         lengths: Of the rows, by position.
         size: Samples of a window.
+
+    Attributes:
+        base: The order.
     """
 
     def __init__(self, order: Order, lengths: Lengths, size: int) -> None:
-        self._order = order
+        self.base = order
         self._lengths = lengths
         self._size = size
         epoch = order.epoch if order.shuffle else 0
@@ -66,15 +69,15 @@ class WindowedOrder(ABC):
 
     def rows(self, g: Ints) -> Ints:
         """The position of each sample."""
-        return self._order.rows(self.samples(g))
+        return self.base.rows(self.samples(g))
 
     def locate(self, g: Ints) -> tuple[Ints, Ints, Ints]:
         """The window of the order that each sample is in, and its place there."""
-        return self._order.locate(self.samples(g))
+        return self.base.locate(self.samples(g))
 
     def cycles(self, g: Ints) -> Ints:
         """How often each sample's lane was served before it in the order."""
-        return self._order.cycles(self.samples(g))
+        return self.base.cycles(self.samples(g))
 
     def _window(self, number: int) -> Ints:
         """The samples of a window in their new places."""
@@ -114,7 +117,7 @@ class BucketedOrder(WindowedOrder):
     def _sorted(self, number: int) -> Ints:
         first = number * self._size
         g = np.arange(first, min(first + self._size, self.n))
-        lengths = self._lengths.at(self._order.rows(g))
+        lengths = self._lengths.at(self.base.rows(g))
         by_length = g[np.argsort(lengths, kind="stable")]
         batches = -(-len(g) // self._unit)
         short = batches * self._unit - len(g)
