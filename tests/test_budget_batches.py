@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from destrier import (
@@ -25,9 +28,14 @@ from destrier import (
     Zip,
     subset,
 )
+from destrier.bucketing.buckets import BudgetBuckets
 from destrier.bucketing.budget import BudgetOrder
+from destrier.bucketing.steps import BudgetSteps
 from destrier.cli import main
 from destrier.keyed import BUCKET_KEY, epoch_key, mix, subkey
+from destrier.packing.lengthfile import Sums
+from destrier.packing.lengths import Lengths
+from destrier.topology import Topology, Worker
 
 ROWS, LONGEST = 603, 40
 TOKENS, MULTIPLE = 500, 12
@@ -87,26 +95,37 @@ def oracle(
     total = sum(lengths[row] for row in listed)
     assert size == max(1, batches * tokens * n // total // multiple) * multiple
     key = subkey(epoch_key(seed, epoch if shuffle else 0), BUCKET_KEY)
-    whole = n // multiple * multiple
+    steps = cut([lengths[row] for row in line], splits, key, tokens, multiple, size)
+    rows = [[line[g] for g in step] for step in steps]
+    if n % multiple and remainder == "drop":
+        rows.pop()
+    if n % multiple and remainder == "pad":
+        rows[-1] += [row for step in rows for row in step][: -n % multiple]
+    return rows
+
+
+def cut(
+    lengths: list[int], splits: int, key: int, tokens: int, multiple: int, size: int
+) -> list[list[int]]:
+    """Return the samples of all steps of an order with such lengths, from the definition."""
+    whole = len(lengths) // multiple * multiple
+
+    def by_lane(samples: list[int]) -> list[int]:
+        return sorted(samples, key=lambda g: (g % splits, g))
+
     steps = []
     for first in range(0, whole, size):
-        rest = sorted(range(first, min(first + size, whole)), key=lambda g: -lengths[line[g]])
+        rest = sorted(range(first, min(first + size, whole)), key=lambda g: -lengths[g])
         found = []
         while rest:
-            longest, count = max(1, lengths[line[rest[0]]]), 0
+            longest, count = max(1, lengths[rest[0]]), 0
             while count < len(rest) and (count + multiple) * longest <= tokens:
                 count += multiple
-            found.append(sorted(rest[:count], key=lambda g: (g % splits, g)))
+            found.append(by_lane(rest[:count]))
             rest = rest[count:]
         steps += [found[i] for i in sorted(range(len(found)), key=lambda i: mix((first + i) ^ key))]
-    last = sorted(range(whole, n), key=lambda g: (g % splits, g))
-    if last and remainder != "drop":
-        steps.append(last)
-    rows = [[line[g] for g in step] for step in steps]
-    if last and remainder == "pad":
-        again = [row for step in rows for row in step]
-        rows[-1] += again[: multiple - len(last)]
-    return rows
+    last = by_lane(list(range(whole, len(lengths))))
+    return [*steps, last] if last else steps
 
 
 # ---- what an epoch is ---------------------------------------------------------------------------
@@ -189,11 +208,75 @@ def test_steps_are_counted_alike_in_windows_side_by_side_and_one_by_one(
         assert order.windows > 4
         for at_once in (1, 2 * order.buckets.samples, 1 << 17):
             monkeypatch.setattr("destrier.bucketing.budget._AT_ONCE", at_once)
-            monkeypatch.setattr("destrier.bucketing.steps._AT_ONCE", at_once)
             order._counts[:] = -1
             assert order.counts(0, order.windows).tolist() == one_by_one
             order._counts[:] = -1
             assert len(stream) == sum(one_by_one)
+
+
+@given(
+    st.lists(st.integers(0, 30), min_size=1, max_size=150),
+    st.integers(1, 6),
+    st.integers(0, 150),
+    st.integers(1, 6),
+    st.integers(1, 5),
+    st.integers(1, 3),
+    st.sampled_from(["drop", "keep", "pad"]),
+    st.integers(0, 3),
+)
+@settings(max_examples=150, deadline=None)
+def test_orders_of_all_sorts(
+    lengths: list[int],
+    multiple: int,
+    more: int,
+    windows: int,
+    size: int,
+    workers: int,
+    remainder: Any,
+    epoch: int,
+):
+    n = len(lengths)
+    tokens = max(1, *lengths) * multiple + more
+    splits = min(n, 1 + epoch)
+    base = Order(n, 5, epoch, splits, 1, 1, True)
+    places = base.rows(np.arange(n)).tolist()
+    sums = Sums(np.array([0, sum(lengths)]), np.array([0, n]))
+    buckets = BudgetBuckets("x", 1, tokens, multiple, windows * multiple)
+    order = BudgetOrder(base, Lengths(np.array(lengths, np.uint32), sums, ""), buckets)
+    key = subkey(epoch_key(5, epoch), BUCKET_KEY)
+    steps = cut([lengths[p] for p in places], splits, key, tokens, multiple, windows * multiple)
+    assert order.samples(np.arange(n)).tolist() == [g for step in steps for g in step]
+    ends = np.cumsum([0, *map(len, steps)]).tolist()
+    taken = [list(range(a, b)) for a, b in pairwise(ends)]
+    if n % multiple and remainder == "drop":
+        taken.pop()
+    if n % multiple and remainder == "pad":
+        taken[-1] += range(n, n + -n % multiple)
+    for k, start in enumerate(ends):
+        left = taken[k:]
+        for worker in range(workers):
+            mine = left[worker::workers]
+            shares = []
+            for rank in range(size):
+                share = BudgetSteps(
+                    order, start, Topology(rank, size), remainder, Worker(worker, workers)
+                )
+                assert [share.at_most(m) for m in (0, 1, 3)] == [
+                    min(m, len(mine)) for m in (0, 1, 3)
+                ]
+                samples, bounds = share.samples(0, len(mine))
+                shares.append([samples[a:b].tolist() for a, b in pairwise(bounds.tolist())])
+                assert [share.size(i) for i in range(len(mine))] == [len(s) for s in shares[-1]]
+                assert len(share) == len(mine)
+                after = [left[: i * workers] for i in range(len(mine) + 1)]
+                counters = [min(n, start + sum(map(len, some))) for some in after]
+                assert [share.counter(i) for i in range(len(mine) + 1)] == counters
+            for step, parts in zip(mine, zip(*shares, strict=True), strict=True):
+                assert [g for part in parts for g in part] == step
+                assert len({len(part) for part in parts}) <= 2
+    for counter in set(range(n)) - set(ends):
+        with pytest.raises(StateError, match=f"counter {counter} is inside"):
+            order.find(counter)
 
 
 def test_the_vector_of_the_documentation(tmp_path: Path):
@@ -319,18 +402,18 @@ def test_a_resume_looks_at_nothing_before_it(corpus: str, monkeypatch: pytest.Mo
         state = stream.state_dict()
     looked_at: list[int] = []
     found = BudgetOrder._sorted
-    measured = BudgetOrder.measured
+    counted = BudgetOrder._counted
 
     def sorts(order: BudgetOrder, number: int) -> Any:
         looked_at.extend([number] * (order.base.epoch == 0))
         return found(order, number)
 
-    def measures(order: BudgetOrder, first: int, last: int) -> Any:
+    def counts(order: BudgetOrder, first: int, last: int) -> Any:
         looked_at.extend(range(first, last) if order.base.epoch == 0 else [])
-        return measured(order, first, last)
+        return counted(order, first, last)
 
     monkeypatch.setattr(BudgetOrder, "_sorted", sorts)
-    monkeypatch.setattr(BudgetOrder, "measured", measures)
+    monkeypatch.setattr(BudgetOrder, "_counted", counts)
     with loader(corpus, bucket_window=1) as stream:
         stream.load_state_dict(state)
         batches = iter(stream)

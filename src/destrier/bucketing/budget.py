@@ -97,18 +97,19 @@ class BudgetOrder(WindowedOrder):
     def counts(self, first: int, last: int) -> Ints:
         """How many batches each of the windows ``[first, last)`` has."""
         last = min(last, self.windows)
-        at_once = max(1, _AT_ONCE // self.buckets.samples)
-        for start in range(first, last, at_once):
-            stop = min(start + at_once, last)
+        for start in range(first, last, self.at_once):
+            stop = min(start + self.at_once, last)
             if (self._counts[start:stop] < 0).any():
-                self._counts[start:stop] = self.measured(start, stop)[0]
+                self._counts[start:stop] = self._counted(start, stop)
         return self._counts[first:last].astype(np.int64)
 
-    def measured(self, first: int, last: int) -> tuple[Ints, int]:
-        """How many batches each of some windows has, and their tokens with pads in all.
+    @property
+    def at_once(self) -> int:
+        """Windows whose batches are counted together."""
+        return max(1, _AT_ONCE // self.buckets.samples)
 
-        Windows are measured side by side, in time and memory that are those of the samples.
-        """
+    def _counted(self, first: int, last: int) -> Ints:
+        """Count the batches of some windows, side by side."""
         size, unit = self.buckets.samples, self.buckets.multiple
         end = min(last * size, self.whole)
         lengths = self._lengths.at(self.base.rows(np.arange(first * size, end)))
@@ -123,20 +124,23 @@ class BudgetOrder(WindowedOrder):
         units[-1] -= short
         counts = np.zeros(last - first, np.int64)
         at = np.zeros(last - first, np.int64)
-        padded = 0
         alive = np.flatnonzero(at < units)
         while len(alive):
             begin = at[alive]
             end_at = np.minimum(begin + fit[alive, begin], units[alive])
-            padded += int(((end_at - begin) * longest[alive, begin]).sum()) * unit
             counts[alive] += 1
             at[alive] = end_at
             alive = alive[end_at < units[alive]]
-        return counts, padded
+        return counts
 
     def _fit(self, longest: Ints) -> Ints:
-        """How many units fit the budget, if padded to so many tokens; a row without takes one."""
-        return self.buckets.tokens // (np.maximum(longest, 1) * self.buckets.multiple)
+        """How many units fit the budget, if padded to so many tokens; a row without takes one.
+
+        One fits always, but in a file of lengths that was damaged since they were looked at.
+        """
+        fit: Ints = self.buckets.tokens // (np.maximum(longest, 1) * self.buckets.multiple)
+        fit[fit < 1] = 1
+        return fit
 
     def _sorted(self, number: int) -> Ints:
         first, unit = number * self._size, self.buckets.multiple

@@ -14,8 +14,6 @@ from destrier.topology import Topology, Worker
 
 __all__ = ["BudgetEpochs", "BudgetSteps"]
 
-_AT_ONCE = 1 << 17  # samples whose steps are counted ahead
-
 
 class BudgetSteps:
     """The steps of an epoch from a counter on; they are counted as far as somebody asks.
@@ -55,8 +53,7 @@ class BudgetSteps:
 
     def _counted(self, steps: int | None = None) -> int:
         """How many steps there are, or so many, if there are more."""
-        windows = self._order.windows
-        at_once = max(1, _AT_ONCE // self._order.buckets.samples)
+        windows, at_once = self._order.windows, self._order.at_once
         while steps is None or self._in_windows < steps:
             first = self._window + len(self._ends)
             if first >= windows:
