@@ -116,7 +116,7 @@ def bench(
     began = time.perf_counter()
     dataset = make_dataset()
     streamed = loader(dataset)
-    stream = dataset.stream(streamed.total_batch_size)
+    stream = dataset.stream(streamed.global_batch)
     opened = time.perf_counter() - began
     columns = stream.table_columns(dataset.columns)
     with streamed, contextlib.ExitStack() as stack:

@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from destrier.budget import BudgetPacking, block_rows, budget_packing
+from destrier.bucketing.buckets import Batch
 from destrier.check import check_positive
 from destrier.errors import ArgumentError, DestrierWarning, StateError, VersionError
 from destrier.foreign import as_permutation
 from destrier.order import Order
 from destrier.packing.packed import Packed
+from destrier.packing.per_epoch import BudgetPacking, block_rows, budget_packing
 from destrier.permutation import Part, Permutation, describe
 from destrier.plan import Remainder
 from destrier.resolving import OneOf, check_table, resolve_stream
@@ -86,6 +87,11 @@ class StreamingDataset(Streaming):
         replicas: How many successive ranks read the same data, or the data dimension of a mesh.
         batch_size: Rows of a batch of one rank: batch mode.
         global_batch_size: Rows of a batch over all ranks: batch mode.
+        global_batch_tokens: Batch mode, with ``bucket_by``: the most tokens of a batch over all
+            ranks, padded to its longest row. Batches then have a varying number of rows.
+        batch_multiple: With ``global_batch_tokens``: what the number of rows of a batch is a
+            multiple of, so that the ranks share it equally. None is the world size of the first
+            start; a state keeps it.
         remainder: What happens to the last, short step: ``"drop"``, ``"keep"`` or ``"pad"``.
         uneven: Allow shares of a step that differ by one.
         with_index: Batch mode: add ``sample_index`` and ``row_offset``.
@@ -144,6 +150,8 @@ class StreamingDataset(Streaming):
         replicas: Replicas | None = None,
         batch_size: int | None = None,
         global_batch_size: int | None = None,
+        global_batch_tokens: int | None = None,
+        batch_multiple: int | None = None,
         remainder: Remainder = "drop",
         uneven: bool = False,
         with_index: bool = False,
@@ -166,7 +174,12 @@ class StreamingDataset(Streaming):
     ) -> None:
         budget = None
         if pack_sequences is not None:
-            _check_row_mode(table, transform, batch_size, global_batch_size)
+            sizes = {
+                "batch_size": batch_size,
+                "global_batch_size": global_batch_size,
+                "global_batch_tokens": global_batch_tokens,
+            }
+            _check_row_mode(table, transform, sizes)
             budget = budget_packing(
                 pack_sequences,
                 eos_id=eos_id,
@@ -192,6 +205,8 @@ class StreamingDataset(Streaming):
             replicas=replicas,
             batch_size=batch_size,
             global_batch_size=global_batch_size,
+            global_batch_tokens=global_batch_tokens,
+            batch_multiple=batch_multiple,
             remainder=remainder,
             uneven=uneven,
             with_index=with_index,
@@ -250,17 +265,17 @@ class StreamingDataset(Streaming):
         """The pinned table."""
         return self._table
 
-    def stream(self, global_batch: int | None = None) -> TableStream:
+    def stream(self, global_batch: Batch | None = None) -> TableStream:
         """Resolve the table, the selection and the order, at first use.
 
         Args:
-            global_batch: Samples in a step, of the loader that asks.
+            global_batch: What a step is, of the loader that asks.
         """
         stream = super().stream(global_batch)
         assert isinstance(stream, TableStream)
         return stream
 
-    def _resolve(self, batch: int | None) -> TableStream:
+    def _resolve(self, batch: Batch | None) -> TableStream:
         multiple = 1 if batch else self.topology.size
         settings = self._adopted or self._settings
         packing = settings.packing
@@ -287,7 +302,7 @@ class StreamingDataset(Streaming):
             epoch: None takes the current epoch.
         """
         stream = self.stream()
-        if stream.packed is not None or stream.buckets is not None:
+        if stream.packed is not None or stream.bucketing is not None:
             what = "packed blocks" if stream.packed is not None else "batches by length"
             raise ArgumentError(
                 f"the order of {what} cannot be written down as a list of rows; save the "
@@ -303,12 +318,14 @@ class StreamingDataset(Streaming):
 
     # ---- the state ------------------------------------------------------------------------------
 
-    def _adopt_brief(self, brief: Any, batch: int | None) -> tuple[TableStream, Callable[[], None]]:
+    def _adopt_brief(
+        self, brief: Any, batch: Batch | None
+    ) -> tuple[TableStream, Callable[[], None]]:
         stream, take_up = self._adopt(expanded(brief), batch)
         return self._with_columns(stream), take_up
 
     def _adopt(
-        self, state: Mapping[str, Any], batch: int | None
+        self, state: Mapping[str, Any], batch: Batch | None
     ) -> tuple[TableStream, Callable[[], None]]:
         checked = check_state(state)
         try:
@@ -358,13 +375,13 @@ class StreamingDataset(Streaming):
             self._table = open_table(source, version=self._table.version)
 
 
-def _check_row_mode(table: Any, transform: Any, batch_size: Any, global_batch_size: Any) -> None:
+def _check_row_mode(table: Any, transform: Any, sizes: dict[str, Any]) -> None:
     """Raise if something is given that pack_sequences does not go with."""
     if isinstance(table, Packed):
         raise ArgumentError("pack_sequences cannot be given with a Packed, which packs already")
     if transform is not None:
         raise ArgumentError("transform cannot be combined with pack_sequences")
-    for name, value in (("batch_size", batch_size), ("global_batch_size", global_batch_size)):
+    for name, value in sizes.items():
         if value is not None:
             raise ArgumentError(
                 f"{name}={value!r} cannot be combined with pack_sequences, which gives single "

@@ -137,10 +137,10 @@ def _places(index: Ints, of: StreamingDataLoader | StreamingDataset | int) -> tu
     A sample index beyond the last one is such a repeat.
     """
     dataset: Any = of
-    batch = None
+    step = None
     if isinstance(of, StreamingDataLoader):
-        dataset, batch = of.dataset, of.total_batch_size
-    stream = dataset.stream(batch) if isinstance(dataset, StreamingDataset) else None
+        dataset, step = of.dataset, of.global_batch
+    stream = dataset.stream(step) if isinstance(dataset, StreamingDataset) else None
     if isinstance(dataset, Streaming) and stream is None:
         raise ArgumentError(f"{dataset!r} has no one table order: evaluate its sources one by one")
     if stream is not None and stream.identity.shuffle:

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from destrier.batch import INDEX_COLUMNS, RawBatch
+from destrier.bucketing.buckets import Batch
 from destrier.caching.location import CacheFolder
 from destrier.columns import dense_type, from_arrow, memory_bytes
 from destrier.counters import Counts
@@ -67,7 +68,7 @@ class FeedOptions:
     Attributes:
         columns: Names of the columns to read; None reads all.
         topology: This rank's share.
-        batch: Samples in a step; None in row mode.
+        batch: What a step is; None in row mode.
         own_rows: Rows that this process delivers in an epoch.
         prefetch_bytes: What open rows and finished batches may take.
         columnar: Whether rows are held as numpy columns, else as Arrow.
@@ -80,7 +81,7 @@ class FeedOptions:
 
     columns: list[str] | None
     topology: Topology
-    batch: int | None
+    batch: Batch | None
     own_rows: int
     prefetch_bytes: int
     columnar: bool

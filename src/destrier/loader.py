@@ -20,6 +20,8 @@ from destrier.batch import (
     check_extra_columns,
     check_on_error,
 )
+from destrier.bucketing.buckets import Batch, TokenBudget, samples_of
+from destrier.bucketing.sizes import check_sizes
 from destrier.check import integer
 from destrier.dataset import StreamingDataset
 from destrier.decode import FORMATS, Decode, Format, decode_columns
@@ -27,7 +29,7 @@ from destrier.device import moved, pinned
 from destrier.errors import ArgumentError, IterationError, RowError
 from destrier.feed import FeedOptions
 from destrier.iteration import LoaderIterator
-from destrier.plan import Remainder, Shares, Steps, check_batch, check_sizes, steps_of_epochs
+from destrier.plan import Remainder, Shares, check_batch
 from destrier.process import check_process
 from destrier.rows import OnTransformError
 from destrier.runner import (
@@ -72,8 +74,12 @@ class StreamingDataLoader:
     Args:
         dataset: A `StreamingDataset`, or a table or `View` to make one of.
         batch_size: Rows of a batch of this rank.
-        global_batch_size: Rows of a batch over all ranks. One of the two is needed, here or on the
-            dataset.
+        global_batch_size: Rows of a batch over all ranks.
+        global_batch_tokens: The most tokens of a batch over all ranks, padded to its longest row:
+            batches then have a varying number of rows of like length. The dataset says by
+            ``bucket_by`` whose. One of the three is needed, here or on the dataset.
+        batch_multiple: With ``global_batch_tokens``: what the number of rows of a batch is a
+            multiple of. None is the world size of the first start; a state keeps it.
         format: ``"torch"``, ``"numpy"``, ``"arrow"`` (a RecordBatch) or ``"rows"`` (dicts). None is
             torch, or rows with a collate_fn.
         decode: From binary column to ``"rgb"``, ``"rgba"`` or ``"gray"``, or an `Image`, which can
@@ -123,6 +129,8 @@ class StreamingDataLoader:
         *,
         batch_size: int | None = None,
         global_batch_size: int | None = None,
+        global_batch_tokens: int | None = None,
+        batch_multiple: int | None = None,
         format: Format | None = None,
         decode: Decode | None = None,
         transform: Callable[..., Any] | None = None,
@@ -144,13 +152,18 @@ class StreamingDataLoader:
         self.dataset = dataset
         if replicas is not None:
             dataset._replicate(replicas)
-        if batch_size is None and global_batch_size is None:
-            batch_size, global_batch_size = dataset.batch_size, dataset.global_batch_size
         self.remainder: Remainder = dataset.remainder if remainder is None else remainder
-        sizes = check_sizes(batch_size, global_batch_size, self.remainder)
+        sizes = check_sizes(
+            batch_size, global_batch_size, global_batch_tokens, batch_multiple, self.remainder
+        )
+        self._sizes = sizes if sizes.given else dataset._sizes
         on_error = _policy(on_error, dataset._on_transform_error)
         check_on_error(on_error)
-        _check_numbers(batch_size or global_batch_size, num_workers, prefetch_bytes)
+        _check_numbers(num_workers, prefetch_bytes)
+        if not self._sizes.given:
+            raise ArgumentError("batch_size or global_batch_size must be given")
+        if not isinstance(dataset, StreamingDataset):
+            _ = samples_of(self._sizes.step(1))  # refuses a budget
         given = format
         if dataset.transform is not None:
             if transform is not None:
@@ -162,7 +175,6 @@ class StreamingDataLoader:
         if format is None:
             format = "torch" if collate_fn is None else "rows"
         _check_format(format, given, decode)
-        self._batch_size, self._global_batch_size = sizes
         self._format: Format = format
         self._decode = decode
         self._transform = transform
@@ -184,23 +196,32 @@ class StreamingDataLoader:
         self._failures: deque[RowError] = deque(maxlen=_MOST_FAILURES)
         self.rows_skipped = 0
         if dataset._topology is not None:
-            check_batch(self._global(), dataset.topology.size, uneven=self._uneven)
+            step = self.global_batch
+            if isinstance(step, int):
+                check_batch(step, dataset.topology.size, uneven=self._uneven)
 
     def __repr__(self) -> str:
+        step = self.global_batch
+        if isinstance(step, TokenBudget):
+            return f"StreamingDataLoader({self.dataset!r}, global_batch_tokens={step.tokens})"
         return f"StreamingDataLoader({self.dataset!r}, batch_size={self.batch_size})"
 
     # ---- sizes ----------------------------------------------------------------------------------
 
     @property
-    def batch_size(self) -> int:
-        """Rows of a whole batch of this rank; the largest share if they differ."""
-        size = self.dataset.topology.size
-        return -(-self._global() // size)
+    def batch_size(self) -> int | None:
+        """Rows of a whole batch of this rank; the largest share if they differ. None if it varies.
+
+        That is what torch's DataLoader says with a batch sampler, too.
+        """
+        step = self.global_batch
+        return -(-step // self.dataset.topology.size) if isinstance(step, int) else None
 
     @property
-    def total_batch_size(self) -> int:
-        """Rows of a whole step over all ranks."""
-        return self._global()
+    def total_batch_size(self) -> int | None:
+        """Rows of a whole step over all ranks. None if they vary."""
+        step = self.global_batch
+        return step if isinstance(step, int) else None
 
     @property
     def sampler(self) -> None:
@@ -212,21 +233,27 @@ class StreamingDataLoader:
         """None: the order is the dataset's. Trainers ask."""
         return
 
-    def _global(self) -> int:
-        if self._global_batch_size is not None:
-            return self._global_batch_size
-        assert self._batch_size is not None
-        return self._batch_size * self.dataset.topology.size
+    @property
+    def global_batch(self) -> Batch:
+        """What a step is over all ranks: so many rows, or a `TokenBudget`."""
+        step = self._sizes.step(self.dataset.topology.size)
+        assert step is not None
+        return step
 
     def _stream(self) -> Stream:
-        return self.dataset.stream(self._global())
+        return self.dataset.stream(self.global_batch)
 
-    def _shares(self) -> Callable[[int, int], Steps]:
-        steps = self._stream().steps(self._global(), self.dataset.topology, self.remainder)
-        return steps_of_epochs(steps, uneven=self._uneven)
+    def _shares(self) -> Callable[[int, int], Shares]:
+        steps = self._stream().steps(self.global_batch, self.dataset.topology, self.remainder)
+        steps.check(uneven=self._uneven)
+        return steps.at
 
     def __len__(self) -> int:
-        """Steps of a whole epoch: the same on every rank, and before, during and after a resume."""
+        """Steps of a whole epoch: the same on every rank, and before, during and after a resume.
+
+        With ``global_batch_tokens`` they are those of the current epoch, ``dataset.epoch``. Another
+        epoch has a few more or less, since other rows meet; they are counted once for each.
+        """
         return len(self._shares()(self.dataset.epoch, 0))
 
     # ---- iteration ------------------------------------------------------------------------------
@@ -247,7 +274,7 @@ class StreamingDataLoader:
         return live if isinstance(live, LoaderIterator) and live.is_of(self) else None
 
     def _start(self) -> tuple[Runner, Shares]:
-        stream = self.dataset._settle(self._global())
+        stream = self.dataset._settle(self.global_batch)
         dead = self._workers is not None and not self._workers.alive
         # A state that was loaded into the dataset itself can have brought another stream.
         if dead or (self._runner is not None and self._runner.work.stream is not stream):
@@ -266,7 +293,7 @@ class StreamingDataLoader:
             FeedOptions(
                 columns=self.dataset.columns,
                 topology=self.dataset.topology,
-                batch=self._global(),
+                batch=self.global_batch,
                 own_rows=shares(0, 0).rows_left,
                 prefetch_bytes=self._prefetch_bytes,
                 columnar=columnar,
@@ -390,7 +417,7 @@ class StreamingDataLoader:
         Raises:
             StateError: If it is not a state, or of another stream; names both values.
         """
-        self.dataset._load(state, self._global())
+        self.dataset._load(state, self.global_batch)
         if state:
             self._stop()
 
@@ -408,7 +435,7 @@ class StreamingDataLoader:
         if self._live is None and (position.begun or position.then is not None):
             position = replace(position.begin(), begun=False)
         shares = self._shares()(position.epoch, position.counter)
-        counter = shares.counter(min(n, len(shares)))
+        counter = shares.counter(shares.at_most(n))
         self.dataset._position = replace(position, counter=counter)
         if self._live is not None:
             self._live.restart()
@@ -448,9 +475,7 @@ def _policy(on_error: OnError | None, of_dataset: OnTransformError) -> OnError:
     return "skip" if of_dataset == "warn" else of_dataset
 
 
-def _check_numbers(batch: int | None, num_workers: int, prefetch_bytes: int) -> None:
-    if batch is None:
-        raise ArgumentError("batch_size or global_batch_size must be given")
+def _check_numbers(num_workers: int, prefetch_bytes: int) -> None:
     integer("num_workers", num_workers)
     integer("prefetch_bytes", prefetch_bytes, 1)
 

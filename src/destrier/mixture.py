@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from destrier.bucketing.buckets import Batch, samples_of
 from destrier.check import integer
 from destrier.errors import ArgumentError, IterationError, StateError
 from destrier.iteration import LoaderIterator
@@ -196,11 +197,11 @@ class Mixture(Streaming):
         """The names of the sources."""
         return list(self._sources)
 
-    def stream(self, global_batch: int | None = None) -> MixtureStream:
+    def stream(self, global_batch: Batch | None = None) -> MixtureStream:
         """Resolve the sources and the course, at first use.
 
         Args:
-            global_batch: Samples in a step, of the loader that asks.
+            global_batch: What a step is, of the loader that asks.
         """
         stream = super().stream(global_batch)
         assert isinstance(stream, MixtureStream)
@@ -223,19 +224,20 @@ class Mixture(Streaming):
         course = replace(stream.course, segments=(Segment(0, last),), epoch=0, spent=(), made=())
         return replace(stream, course=course)
 
-    def _resolve(self, batch: int | None) -> MixtureStream:
+    def _resolve(self, batch: Batch | None) -> MixtureStream:
+        samples = samples_of(batch)
+        sources = self._resolved(self._sources, samples)
         adopted = self._adopted
         if adopted is not None:
-            return replace(adopted, sources=self._resolved(self._sources, batch))
+            return replace(adopted, sources=sources)
         weights = self._weights
-        sources = self._resolved(self._sources, batch)
         sizes = tuple(source.count for source in sources)
         if weights is None:
             for name, size in zip(self._sources, sizes, strict=True):
                 if size >= ENDLESS:
                     raise ArgumentError(f"source {name!r} has no end, so it needs a weight")
             weights = sizes if self._temperature is None else tempered(sizes, self._temperature)
-        return self._made(tuple(self._sources), sources, weights, batch)
+        return self._made(tuple(self._sources), sources, weights, samples)
 
     def _made(
         self,
@@ -277,7 +279,7 @@ class Mixture(Streaming):
     # ---- the state ------------------------------------------------------------------------------
 
     def _adopt(
-        self, state: Mapping[str, Any], batch: int | None
+        self, state: Mapping[str, Any], batch: Batch | None
     ) -> tuple[MixtureStream, Callable[[], None]]:
         checked = check_state(state, "Mixture")
         brief = {
@@ -299,15 +301,16 @@ class Mixture(Streaming):
                 f"counter {position[1]} of the state is beyond the {stream.samples(position[0])} "
                 "samples of an epoch: the state is damaged"
             )
-        if batch is not None:
+        samples = samples_of(batch)
+        if samples is not None:
             try:
-                stream.check_batch(batch)
+                stream.check_batch(samples)
             except ArgumentError as error:
                 raise StateError(f"the state does not fit this mixture: {error}") from error
         return stream, commit
 
     def _adopt_brief(
-        self, brief: Any, batch: int | None, position: tuple[int, int] | None = None
+        self, brief: Any, batch: Batch | None, position: tuple[int, int] | None = None
     ) -> tuple[MixtureStream, Callable[[], None]]:
         """Take up what a state says of a mixture; with its position, sources may be added there."""
         if not isinstance(brief, Mapping) or not isinstance(brief.get("sources"), Mapping):
@@ -322,9 +325,12 @@ class Mixture(Streaming):
                 "weight of 0: see reweight"
             )
         self._check_settings(brief)
+        samples = samples_of(batch)
         parts = {name: self._sources[name] for name in (*known, *new)}
-        found, commit = adopt_parts({name: parts[name] for name in known}, brief["sources"], batch)
-        added = self._resolved({name: parts[name] for name in new}, batch)
+        found, commit = adopt_parts(
+            {name: parts[name] for name in known}, brief["sources"], samples
+        )
+        added = self._resolved({name: parts[name] for name in new}, samples)
         found += added
         commit_added = keep_chosen({name: parts[name] for name in new}, added)
         names = (*known, *new)

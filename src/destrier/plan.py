@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from destrier.check import integer
 from destrier.errors import ArgumentError, EmptyError
 from destrier.keyed import Ints
 from destrier.topology import ALONE, ONLY_WORKER, Topology, Worker
@@ -18,14 +16,13 @@ from destrier.topology import ALONE, ONLY_WORKER, Topology, Worker
 __all__ = [
     "REMAINDERS",
     "Cycles",
+    "Epochs",
     "Remainder",
     "Routes",
     "Shares",
     "Steps",
     "check_batch",
-    "check_sizes",
     "share_bounds",
-    "steps_of_epochs",
 ]
 
 Remainder: TypeAlias = Literal["drop", "keep", "pad"]
@@ -69,9 +66,13 @@ class Shares(Protocol):
         """The number of samples in a share."""
         ...
 
+    def at_most(self, n: int) -> int:
+        """How many shares there are, or n if there are more: those beyond need not be counted."""
+        ...
+
     @property
     def largest(self) -> int:
-        """The number of samples in the largest share."""
+        """The number of samples in the largest share; about, where they differ."""
         ...
 
     @property
@@ -85,13 +86,41 @@ class Shares(Protocol):
         ...
 
 
+class Epochs(Protocol):
+    """The steps of any epoch."""
+
+    def at(self, epoch: int, start: int) -> Shares:
+        """The steps of an epoch from a counter on."""
+        ...
+
+    def check(self, *, uneven: bool) -> None:
+        """Raise if a step cannot be shared, or a whole epoch has none.
+
+        Args:
+            uneven: Whether shares may differ by one.
+
+        Raises:
+            ArgumentError: If a step cannot be shared, naming the world sizes that work.
+            EmptyError: If a whole epoch has no step.
+        """
+        ...
+
+
 def share_bounds(n: int, rank: int, size: int) -> tuple[int, int]:
     """Cut n positions into contiguous shares that differ by at most one; return this rank's."""
     return rank * n // size, (rank + 1) * n // size
 
 
-def check_batch(global_batch: int, size: int, *, uneven: bool) -> None:
+def check_batch(
+    global_batch: int, size: int, *, uneven: bool, name: str = "global_batch_size"
+) -> None:
     """Raise unless a step can be shared among ``size`` ranks.
+
+    Args:
+        global_batch: Samples in a step, or what their number is a multiple of.
+        size: How many ranks there are.
+        uneven: Whether shares may differ by one.
+        name: What the number of samples is called.
 
     Raises:
         ArgumentError: Naming the world sizes that work.
@@ -103,7 +132,7 @@ def check_batch(global_batch: int, size: int, *, uneven: bool) -> None:
         works = [str(d) for d in sorted({*low, *(global_batch // d for d in low)})]
         shown = ", ".join(works if len(works) <= 24 else [*works[:23], "..."])
         raise ArgumentError(
-            f"global_batch_size {global_batch} cannot be shared equally by world_size {size}; "
+            f"{name} {global_batch} cannot be shared equally by world_size {size}; "
             f"world sizes that work: {shown}; or pass uneven=True for shares that differ by one"
         )
 
@@ -146,6 +175,10 @@ class Steps:
 
     def __len__(self) -> int:
         return len(range(self.worker.id, self.total, self.worker.count))
+
+    def at_most(self, n: int) -> int:
+        """How many shares there are, or n if there are more."""
+        return min(n, len(self))
 
     @property
     def largest(self) -> int:
@@ -219,12 +252,17 @@ class Steps:
         """The steps of an epoch from a counter on."""
         return replace(self, epoch=epoch, start=start)
 
-    def check(self) -> None:
-        """Raise if a whole epoch has no step.
+    def check(self, *, uneven: bool) -> None:
+        """Raise if a step cannot be shared, or a whole epoch has none.
+
+        Args:
+            uneven: Whether shares may differ by one.
 
         Raises:
-            EmptyError: Naming the rows and the batch.
+            ArgumentError: If a step cannot be shared, naming the world sizes that work.
+            EmptyError: If a whole epoch has no step, naming the rows and the batch.
         """
+        check_batch(self.global_batch, self.topology.size, uneven=uneven)
         if self.remainder == "drop" and self.n < self.global_batch:
             raise EmptyError(
                 f"{self.n} rows are fewer than one step of {self.global_batch} takes, so an epoch "
@@ -306,6 +344,10 @@ class Cycles:
     def _per_share(self) -> int:
         return max(1, self.rows // self.owned)
 
+    def at_most(self, n: int) -> int:
+        """How many shares there are, or n if there are more."""
+        return min(n, len(self))
+
     @property
     def largest(self) -> int:
         """The number of rows in the largest share."""
@@ -334,41 +376,3 @@ class Cycles:
         bounds = np.arange(first, last + 1) * self._per_share
         bounds = (np.minimum(bounds, self.cycles) - a) * self.owned
         return (cycles[:, None] * self.num_splits + lanes).ravel(), bounds
-
-
-def steps_of_epochs(steps: Steps, *, uneven: bool) -> Callable[[int, int], Steps]:
-    """Return the steps of any epoch from any counter on, once they are known to be possible.
-
-    Args:
-        steps: Those of a whole epoch.
-        uneven: Whether shares may differ by one.
-
-    Raises:
-        ArgumentError: If a step cannot be shared, naming the world sizes that work.
-        EmptyError: If a whole epoch has no step.
-    """
-    check_batch(steps.global_batch, steps.topology.size, uneven=uneven)
-    steps.check()
-    return steps.at
-
-
-def check_sizes(
-    batch_size: int | None, global_batch_size: int | None, remainder: Remainder
-) -> tuple[int | None, int | None]:
-    """Return the sizes as Python's integers, if at most one is given and all can be used.
-
-    Raises:
-        ArgumentError: If both are given, one is no size, or the remainder is unknown.
-    """
-    if batch_size is not None and global_batch_size is not None:
-        raise ArgumentError(
-            f"batch_size={batch_size} (of one rank) and global_batch_size={global_batch_size} "
-            "(of all) are both given; pass one of them"
-        )
-    if batch_size is not None:
-        batch_size = integer("batch_size", batch_size, 1)
-    if global_batch_size is not None:
-        global_batch_size = integer("global_batch_size", global_batch_size, 1)
-    if remainder not in REMAINDERS:
-        raise ArgumentError(f"remainder must be one of {', '.join(REMAINDERS)}, got {remainder!r}")
-    return batch_size, global_batch_size

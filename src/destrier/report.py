@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from destrier.bucketing.buckets import Batch
+from destrier.bucketing.order import WindowedOrder
+from destrier.bucketing.report import BucketReport, report_buckets
 from destrier.caching.advice import CachedColumn, report_cache
 from destrier.errors import ArgumentError, DestrierWarning, StorageError
 from destrier.feed import measured_row_bytes
 from destrier.keyed import Ints
 from destrier.links.columns import outside_row_bytes
 from destrier.packing.documents import PackingReport
-from destrier.plan import Steps, check_batch
+from destrier.plan import Shares
 from destrier.read import Reader
 from destrier.runner import DEFAULT_PREFETCH_BYTES
-from destrier.schedule import Held, Schedule, open_rows
+from destrier.schedule import Held, Line, Schedule, open_rows
 from destrier.table import Table, lance_call, redact
 from destrier.topology import Topology
 
@@ -220,6 +223,8 @@ class PlanReport:
         cache: What ``cache_dir=`` would keep of each column, without those whose rows must be read
             to tell and cannot be.
         packing: What packing makes of the documents, where rows are blocks of tokens.
+        buckets: The batches, where they are of rows of like length. With a budget of tokens,
+            ``global_batch`` is the usual number of rows, and ``steps`` those of this epoch.
     """
 
     table: str
@@ -251,6 +256,7 @@ class PlanReport:
     notes: list[str]
     read_columns: list[str]
     packing: PackingReport | None = None
+    buckets: BucketReport | None = None
 
     @property
     def requests_a_row(self) -> float:
@@ -276,7 +282,7 @@ def design_effect(samples: int, *, num_splits: int, window: int, clump_size: int
 def report_plan(
     stream: TableStream,
     *,
-    global_batch: int,
+    global_batch: Batch,
     world_size: int = 1,
     step: int = 0,
     epoch: int = 0,
@@ -286,7 +292,7 @@ def report_plan(
 
     Args:
         stream: The resolved stream.
-        global_batch: Samples in a step.
+        global_batch: What a step is.
         world_size: Number of ranks.
         step: The step whose rows are listed.
         epoch: Its epoch.
@@ -297,14 +303,12 @@ def report_plan(
     """
     if world_size < 1:
         raise ArgumentError(f"world_size must be at least 1, got {world_size}")
-    check_batch(global_batch, world_size, uneven=False)
     names = stream.columns(None if columns is None else list(columns))
     plan = _Plan(stream, names, global_batch, world_size, epoch)
-    plan.ranks[0].check()
     steps = len(plan.ranks[0])
     if not 0 <= step < steps:
         raise ArgumentError(f"no step {step}: the epoch has the steps 0 to {steps - 1}")
-    identity = stream.identity
+    identity, samples = stream.identity, plan.global_batch
     requests, rows = plan.reads(step)
 
     def effect(samples: int) -> float | None:
@@ -328,10 +332,10 @@ def report_plan(
         num_splits=identity.num_splits,
         clump_size=identity.clump_size,
         window=identity.window,
-        global_batch=global_batch,
+        global_batch=samples,
         world_size=world_size,
         steps=steps,
-        surplus_rows=stream.count - steps * global_batch,
+        surplus_rows=stream.count - plan.delivered,
         step=step,
         shares=[plan.share(rank, step) for rank in range(world_size)],
         columns=names,
@@ -341,8 +345,8 @@ def report_plan(
         open_bytes=plan.open_rows * plan.row_bytes,
         held=plan.held[0],
         held_bytes=plan.held[1],
-        deff=effect(global_batch),
-        deff_successive=effect(_SUCCESSIVE * global_batch),
+        deff=effect(samples),
+        deff_successive=effect(_SUCCESSIVE * samples),
         cache=report_cache(
             stream.table,
             stream.rows if stream.packed is None else stream.packed.rows,
@@ -351,6 +355,7 @@ def report_plan(
         notes=plan.notes(),
         read_columns=plan.read_columns,
         packing=None if stream.packed is None else stream.packed.report(),
+        buckets=plan.buckets(),
     )
 
 
@@ -361,7 +366,7 @@ class _Plan:
         self,
         stream: TableStream,
         columns: list[str],
-        global_batch: int,
+        global_batch: Batch,
         world_size: int,
         epoch: int,
     ) -> None:
@@ -369,11 +374,13 @@ class _Plan:
         self.columns = columns
         self.read_columns = stream.table_columns(columns)
         self.order = stream.order(epoch)
-        self.global_batch = global_batch
-        self.ranks = [
-            Steps(stream.count, 0, global_batch, stream.num_splits, Topology(rank, world_size))
-            for rank in range(world_size)
-        ]
+        self.ranks: list[Shares] = []
+        for rank in range(world_size):
+            steps = stream.steps(global_batch, Topology(rank, world_size), "drop")
+            steps.check(uneven=False)
+            self.ranks.append(steps.at(epoch, 0))
+        self.delivered = self.ranks[0].counter(len(self.ranks[0]))
+        self.global_batch = round(self.delivered / len(self.ranks[0]))
         reader = stream.reader(columns)
         try:
             self.row_bytes = measured_row_bytes(reader, stream.rows, columnar=True)
@@ -395,11 +402,30 @@ class _Plan:
 
     def share(self, rank: int, step: int) -> Share:
         """What one rank reads in one step."""
-        samples = self.ranks[rank].share(step)
+        samples = self._samples(self.ranks[rank], step)
         return Share(rank, samples.tolist(), self._offsets(samples).tolist())
+
+    @staticmethod
+    def _samples(steps: Shares, step: int) -> Ints:
+        return steps.samples(step, step + 1)[0]
 
     def _offsets(self, samples: Ints) -> Ints:
         return self.stream.rows.offsets(self.order.rows(samples))
+
+    def _in_base(self, samples: Ints) -> tuple[Line, Ints]:
+        """The order whose windows are read, and what samples are in it."""
+        if isinstance(self.order, WindowedOrder):
+            return self.order.base, self.order.samples(samples)
+        return self.order, samples
+
+    def buckets(self) -> BucketReport | None:
+        """The batches, where they are of rows of like length."""
+        bucketing = self.stream.bucketing
+        if bucketing is None:
+            return None
+        assert isinstance(self.order, WindowedOrder)
+        rows = self.delivered / len(self.ranks[0])
+        return report_buckets(bucketing, self.order, rows_a_step=rows)
 
     @cached_property
     def _splits_read(self) -> int:
@@ -408,7 +434,7 @@ class _Plan:
         period = min(splits // math.gcd(splits, self.global_batch), len(self.ranks[0]))
         period = max(1, min(period, _LOOKED_AT_SAMPLES // self.global_batch))
         return sum(
-            len(np.unique(np.concatenate([steps.share(i) for i in range(period)]) % splits))
+            len(np.unique(self._in_base(steps.samples(0, period)[0])[1] % splits))
             for steps in self.ranks
         )
 
@@ -449,30 +475,31 @@ class _Plan:
             )
             last = min(step + schedule.shares_per_block, len(steps))
             samples, _ = steps.samples(step, last)
-            runs += self._runs(samples) / (last - step)
+            runs += self._runs(self._offsets(samples)) / (last - step)
         runs *= len(self.ranks) / len(looked_at)
         return runs * len(self.read_columns), float(self.global_batch)
 
-    def _runs(self, samples: Ints) -> int:
+    def _runs(self, offsets: Ints) -> int:
         """How many runs of neighbouring rows of the table some samples consist of."""
-        offsets, packed = self._offsets(samples), self.stream.packed
+        packed = self.stream.packed
         rows = np.unique(offsets) if packed is None else packed.read_rows(offsets)
         return 1 + int((np.diff(rows) > 1).sum())
 
     def _window_runs(self, step: int) -> float:
         """Runs of neighbouring rows for each row, in windows that the step takes rows from."""
-        samples = np.concatenate([steps.share(step) for steps in self.ranks])
-        lo, hi, place = self.order.locate(samples)
-        splits = self.order.num_splits
+        samples = np.concatenate([self._samples(steps, step) for steps in self.ranks])
+        order, samples = self._in_base(samples)
+        lo, hi, place = order.locate(samples)
+        splits = order.num_splits
         _, index = np.unique(lo, return_index=True)
         runs = rows = 0
-        for i in index[: max(1, _LOOKED_AT_ROWS // self.order.window_rows)].tolist():
+        for i in index[: max(1, _LOOKED_AT_ROWS // order.window_rows)].tolist():
             # A split consumes a window place by place, and begins inside of one.
             cycle, split = divmod(int(samples[i]), splits)
-            cycles = len(range(split, self.order.n, splits))
+            cycles = len(range(split, order.n, splits))
             places = np.arange(hi[i] - lo[i]) - place[i]
             window = (cycle + places) % cycles * splits + split
-            runs += self._runs(window)
+            runs += self._runs(self.stream.rows.offsets(order.rows(window)))
             rows += len(window)
         return runs / rows
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from destrier.buckets import DEFAULT_WINDOW, Buckets
+from destrier.bucketing.bucketing import Bucketing, choose_buckets
+from destrier.bucketing.buckets import Batch, TokenBudget, check_batch_of
 from destrier.errors import ArgumentError, StateError
 from destrier.packing.documents import PackedRows
-from destrier.packing.lengths import Lengths, find_lengths
+from destrier.packing.lengths import find_lengths
 from destrier.rowlists import locality, streamed_rows
 from destrier.selection import RowList, select_rows
 from destrier.settings import Settings
@@ -69,7 +70,7 @@ def resolve_stream(
     table: Table,
     settings: Settings,
     *,
-    global_batch: int | None = None,
+    global_batch: Batch | None = None,
     multiple: int = 1,
     one_of: OneOf | None = None,
 ) -> TableStream:
@@ -78,7 +79,7 @@ def resolve_stream(
     Args:
         table: The pinned table.
         settings: What was given.
-        global_batch: Samples in a step, where it is known.
+        global_batch: What a step is, where it is known.
         multiple: Row mode: what num_splits must be a multiple of, the world size.
         one_of: Of how many sources the table is one, where it is not read alone.
     """
@@ -103,14 +104,15 @@ def resolve_stream(
         if shuffle and one_of is not None and not one_of.zipped:
             num_splits = default_source_splits(count, global_batch=one_of.global_batch)
         elif shuffle:
-            num_splits = default_num_splits(count, global_batch=global_batch, multiple=multiple)
+            unit = global_batch.unit if isinstance(global_batch, TokenBudget) else global_batch
+            num_splits = default_num_splits(count, global_batch=unit, multiple=multiple)
         else:
             num_splits = max(lanes or 1, multiple)
     clump_size, window = 1, 1
     if shuffle:
         open_bytes = OPEN_BYTES // (1 if one_of is None else one_of.sources)
         clump_size, window = _shuffle_sizes(table, settings, rows, num_splits, open_bytes)
-    buckets = _buckets(table, rows, settings, global_batch, one_of)
+    bucketing = _bucketing(table, rows, settings, global_batch, one_of)
     identity = Identity(
         shuffle_seed=settings.shuffle_seed or 0,
         num_splits=num_splits,
@@ -123,38 +125,43 @@ def resolve_stream(
         rows=rows.digest if packed is None else packed.digest,
         count=count,
         packing=None if packing is None else packing.text,
-        buckets=None if buckets is None else buckets[0].text,
-        lengths=None if buckets is None else buckets[1].digest,
+        buckets=None if bucketing is None else bucketing.buckets.text,
+        lengths=None if bucketing is None else bucketing.lengths.digest,
     )
-    stream = TableStream(table, rows, identity, listed, packed, buckets)
+    stream = TableStream(table, rows, identity, listed, packed, bucketing)
     _ = stream.order(0)  # refuses sizes that no order can have
     return stream
 
 
-def _buckets(
+def _bucketing(
     table: Table,
     rows: RowList,
     settings: Settings,
-    global_batch: int | None,
+    global_batch: Batch | None,
     one_of: OneOf | None,
-) -> tuple[Buckets, Lengths] | None:
+) -> Bucketing | None:
     """How batches of like length are formed, if they are."""
     by = settings.bucket_by
     if by is None:
+        check_batch_of(None, global_batch)
         return None
     if one_of is not None:
         raise ArgumentError(
             f"bucket_by={by!r} cannot be given to a source of a mixture or zip, whose batches are "
             "of several sources; leave it out there"
         )
-    batch = settings.bucket_batch or global_batch
-    if batch is None:
+    buckets = settings.buckets
+    if buckets is not None:
+        check_batch_of(buckets, global_batch)
+        return Bucketing(buckets, find_lengths(table, rows, by))
+    if global_batch is None:
         raise ArgumentError(
-            f"bucket_by={by!r} forms batches: give batch_size or "
-            "global_batch_size, here or to a StreamingDataLoader"
+            f"bucket_by={by!r} forms batches: give batch_size, global_batch_size or "
+            "global_batch_tokens, here or to a StreamingDataLoader"
         )
-    buckets = Buckets(by, settings.bucket_window or DEFAULT_WINDOW, batch)
-    return buckets, find_lengths(table, rows, by)
+    lengths = find_lengths(table, rows, by)
+    buckets = choose_buckets(by, settings.bucket_window, global_batch, rows, lengths)
+    return Bucketing(buckets, lengths)
 
 
 def _shuffle_sizes(

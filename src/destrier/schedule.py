@@ -211,14 +211,16 @@ class Schedule:
     @property
     def complete(self) -> Sequence[bool]:
         """Whether all rows are in memory after the last block."""
-        return (self._loaded or (self.held == "all" and len(self.shares) > self._start),)
+        start = self._start
+        more = self.shares.at_most(start + 1) > start
+        return (self._loaded or (self.held == "all" and more),)
 
     @property
     def _start(self) -> int:
         """How many shares are read by themselves: they need not wait for all that is held."""
         if self._loaded or self.held == "shares":
             return 0
-        return min(self._direct_shares, len(self.shares))
+        return self.shares.at_most(self._direct_shares)
 
     def __iter__(self) -> Iterator[Block]:
         first = self._start
@@ -232,14 +234,15 @@ class Schedule:
             loaded=self._loaded,
             runs=self._runs,
         )
-        planned = first
-        while first < len(self.shares):
-            # Few at first, where nothing is to be read: the consumer waits for them.
-            some = DIRECT_SHARES if self._loaded and not first else max(planned, DIRECT_SHARES)
-            last = min(first + min(some, self._span), len(self.shares))
+        some = DIRECT_SHARES
+        while True:
+            # Few at first: the consumer waits for them.
+            last = self.shares.at_most(first + min(some, self._span))
+            if last == first:
+                return
             yield from self._blocks(reading, first, last)
             first = last
-            planned = 4 * some
+            some *= 4
 
     def _blocks(self, reading: Holding, first: int, last: int) -> Iterator[Block]:
         samples, bounds = self.shares.samples(first, last)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from destrier.buckets import Buckets
+from destrier.bucketing.buckets import AnyBuckets, parse_buckets
 from destrier.check import integer
 from destrier.errors import ArgumentError, StateError
 from destrier.packing.packing import Packing
@@ -20,7 +20,11 @@ __all__ = ["Settings"]
 
 @dataclass(frozen=True)
 class Settings:
-    """What the user said about the order; None is to be chosen, or taken from a state."""
+    """What the user said about the order; None is to be chosen, or taken from a state.
+
+    Attributes:
+        buckets: Those of a state.
+    """
 
     filter: str | None = None
     permutation: Permutation | None = None
@@ -33,7 +37,7 @@ class Settings:
     packing: Packing | None = None
     bucket_by: str | None = None
     bucket_window: int | None = None
-    bucket_batch: int | None = None
+    buckets: AnyBuckets | None = None
 
     def __post_init__(self) -> None:
         for name, least, below in (
@@ -106,7 +110,7 @@ class Settings:
         return Settings(**taken, **self._adopt_buckets(state))
 
     def _adopt_buckets(self, state: State) -> dict[str, Any]:
-        stored = None if "buckets" not in state else Buckets.parse(state["buckets"])
+        stored = None if "buckets" not in state else parse_buckets(state["buckets"])
         for name, given, value in (
             ("bucket_by", self.bucket_by, stored and stored.by),
             ("bucket_window", self.bucket_window, stored and stored.window),
@@ -122,7 +126,7 @@ class Settings:
         return {
             "bucket_by": stored.by,
             "bucket_window": stored.window,
-            "bucket_batch": stored.batch,
+            "buckets": stored,
         }
 
     def _check_packing(self, state: State) -> None:

@@ -9,18 +9,19 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from destrier.buckets import BucketedOrder, Buckets
+from destrier.bucketing.bucketing import Bucketing
+from destrier.bucketing.buckets import Batch, BudgetBuckets, check_batch_of
+from destrier.bucketing.steps import BudgetEpochs
 from destrier.caching.location import CacheFolder
 from destrier.counters import Counts
-from destrier.errors import ColumnError, StateError
+from destrier.errors import ArgumentError, ColumnError, StateError
 from destrier.feed import Feed, FeedOptions, RowReader, TableFeed
 from destrier.keyed import Ints
 from destrier.links.columns import delivered_columns
 from destrier.order import Order
 from destrier.packing.documents import PackedRows
-from destrier.packing.lengths import Lengths
 from destrier.packing.reader import PackedReader
-from destrier.plan import Cycles, Remainder, Routes, Steps
+from destrier.plan import Cycles, Epochs, Remainder, Routes, Steps
 from destrier.read import Reader
 from destrier.schedule import DIRECT_SHARES, Held, Line, choose_held, open_rows
 from destrier.selection import RowList
@@ -79,9 +80,13 @@ class Stream(Protocol):
         ...
 
     def steps(
-        self, batch: int, topology: Topology, remainder: Remainder, worker: Worker = ONLY_WORKER
-    ) -> Steps:
-        """The steps of a whole epoch, the first one."""
+        self, batch: Batch, topology: Topology, remainder: Remainder, worker: Worker = ONLY_WORKER
+    ) -> Epochs:
+        """The steps of any epoch.
+
+        Raises:
+            DestrierError: If it cannot have such steps.
+        """
         ...
 
     def cycles(self, topology: Topology, worker: Worker) -> Cycles:
@@ -103,7 +108,7 @@ class TableStream:
         identity: The parameters, and the digests of table and rows.
         listed: Whether sample g is listing entry g (a permutation that is not shuffled).
         packed: The documents and their blocks, where the rows are blocks.
-        buckets: How batches of like length are formed, and the lengths.
+        bucketing: How batches of like length are formed.
         source_columns: Of one of several sources, the columns that it was made with.
     """
 
@@ -112,7 +117,7 @@ class TableStream:
     identity: Identity
     listed: bool = False
     packed: PackedRows | None = None
-    buckets: tuple[Buckets, Lengths] | None = None
+    bucketing: Bucketing | None = None
     source_columns: list[str] | None = None
 
     @property
@@ -158,13 +163,36 @@ class TableStream:
         return self.identity.state(epoch, counter)
 
     def steps(
-        self, batch: int, topology: Topology, remainder: Remainder, worker: Worker = ONLY_WORKER
-    ) -> Steps:
-        """The steps of a whole epoch."""
+        self, batch: Batch, topology: Topology, remainder: Remainder, worker: Worker = ONLY_WORKER
+    ) -> Epochs:
+        """The steps of any epoch.
+
+        Raises:
+            ArgumentError: If they have a budget, and nothing says of which lengths.
+            StateError: If a state brought other ones.
+        """
+        bucketing = self.bucketing
+        check_batch_of(None if bucketing is None else bucketing.buckets, batch)
+        if bucketing is not None and isinstance(bucketing.buckets, BudgetBuckets):
+            budget_order = bucketing.budget_order
+            return BudgetEpochs(
+                lambda epoch: budget_order(self._row_order(epoch)), topology, remainder, worker
+            )
+        assert isinstance(batch, int)
         return Steps(self.count, 0, batch, self.num_splits, topology, remainder, worker)
 
     def cycles(self, topology: Topology, worker: Worker) -> Cycles:
-        """The cycles of a whole epoch, in row mode."""
+        """The cycles of a whole epoch, in row mode.
+
+        Raises:
+            ArgumentError: If a state brought batches with a budget.
+        """
+        buckets = None if self.bucketing is None else self.bucketing.buckets
+        if isinstance(buckets, BudgetBuckets):
+            raise ArgumentError(
+                f"the state is of batches of global_batch_tokens={buckets.tokens}; give that here "
+                "or to a StreamingDataLoader"
+            )
         return Cycles(self.count, 0, self.num_splits, topology, worker)
 
     def feed(self, options: FeedOptions) -> TableFeed:
@@ -278,11 +306,12 @@ class TableStream:
     def _owned_rows(self, options: FeedOptions) -> int:
         """Rows that open windows hold in this process."""
         order, batch, topology = self.order(0), options.batch, options.topology
-        if self.buckets is not None:
+        if self.bucketing is not None:
             return open_rows(order, order.num_splits)  # a batch is of no lanes in particular
         if batch is None:
             shares = topology.size * options.worker.count
             return open_rows(order, max(1, order.num_splits // shares))
+        assert isinstance(batch, int)
         # The lanes of a rank's shares come again after so many steps.
         period = order.num_splits // math.gcd(order.num_splits, batch)
         if period * batch > _LOOKED_AT:
@@ -292,8 +321,14 @@ class TableStream:
 
     def order(self, epoch: int) -> Line:
         """The order of an epoch."""
+        order = self._row_order(epoch)
+        if self.bucketing is not None:
+            return self.bucketing.order(order)
+        return order if self.packed is None else self.packed.line(order)
+
+    def _row_order(self, epoch: int) -> Order:
         identity = self.identity
-        order = Order(
+        return Order(
             identity.count,
             seed=identity.shuffle_seed,
             epoch=epoch,
@@ -302,9 +337,6 @@ class TableStream:
             window=identity.window,
             shuffle=identity.shuffle,
         )
-        if self.buckets is not None:
-            return BucketedOrder(order, self.buckets[1], self.buckets[0])
-        return order if self.packed is None else self.packed.line(order)
 
     def check_plan(self, state: State) -> None:
         """Raise unless a state was saved over the same order of the same rows.
@@ -323,3 +355,6 @@ class TableStream:
                 f"counter {state['counter']} of the state is beyond the {self.count} samples of an "
                 "epoch: the state is damaged"
             )
+        if self.bucketing is not None and isinstance(self.bucketing.buckets, BudgetBuckets):
+            order = self.bucketing.budget_order(self._row_order(int(state["epoch"] or 0)))
+            _ = order.find(int(state["counter"] or 0))

@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import IterableDataset
 
 from destrier.batch import Finished, Finisher, RawBatch, check_extra_columns
+from destrier.bucketing.buckets import Batch
+from destrier.bucketing.sizes import check_sizes
 from destrier.caching.location import CacheFolder
 from destrier.check import check_positive, integer
 from destrier.counters import Consumer, Counted
 from destrier.errors import ArgumentError, DestrierWarning, IterationError
 from destrier.feed import Feed, FeedOptions
 from destrier.iteration import DatasetIterator
-from destrier.plan import Cycles, Remainder, Shares, check_sizes, steps_of_epochs
+from destrier.plan import Cycles, Remainder, Shares
 from destrier.process import check_process
 from destrier.resolving import OneOf
 from destrier.rows import OnTransformError, RowFinisher, check_on_transform_error
@@ -49,6 +51,8 @@ class Streaming(Counted, IterableDataset[Any], ABC):
         replicas: How many successive ranks read the same data, or the data dimension of a mesh.
         batch_size: Rows of a batch of one rank: batch mode.
         global_batch_size: Rows of a batch over all ranks: batch mode.
+        global_batch_tokens: Batch mode: tokens of a batch over all ranks, with pads, at most.
+        batch_multiple: With it, what the number of rows of a batch is a multiple of.
         remainder: What happens to the last, short step: ``"drop"``, ``"keep"`` or ``"pad"``.
         uneven: Allow shares of a step that differ by one.
         with_index: Batch mode: add where each row comes from.
@@ -76,6 +80,8 @@ class Streaming(Counted, IterableDataset[Any], ABC):
         replicas: Replicas | None,
         batch_size: int | None,
         global_batch_size: int | None,
+        global_batch_tokens: int | None = None,
+        batch_multiple: int | None = None,
         remainder: Remainder,
         uneven: bool,
         with_index: bool,
@@ -98,10 +104,13 @@ class Streaming(Counted, IterableDataset[Any], ABC):
             prefetch_bytes=prefetch_bytes,
         )
         check_on_transform_error(on_transform_error)
-        sizes = check_sizes(batch_size, global_batch_size, remainder)
+        self._sizes = check_sizes(
+            batch_size, global_batch_size, global_batch_tokens, batch_multiple, remainder
+        )
         self.columns = columns
         self.transform = transform
-        self.batch_size, self.global_batch_size = sizes
+        self.batch_size = self._sizes.batch_size
+        self.global_batch_size = self._sizes.global_batch_size
         self.remainder = remainder
         self.uneven = uneven
         self.with_index = with_index
@@ -118,7 +127,7 @@ class Streaming(Counted, IterableDataset[Any], ABC):
         self._stream: Stream | None = None
         self._runner: Runner | None = None
         self._live: weakref.ref[Consumer] | None = None
-        self._stream_batch: int | None = None
+        self._stream_batch: Batch | None = None
         self._agreed: Stream | None = None
         self._last_consumed = 0
         self._shared: Shared | None = None
@@ -128,17 +137,17 @@ class Streaming(Counted, IterableDataset[Any], ABC):
             _ = self.topology  # refuses a rank out of range at once
 
     @abstractmethod
-    def _resolve(self, batch: int | None) -> Stream:
-        """Choose what was left open, for a global batch where it is known."""
+    def _resolve(self, batch: Batch | None) -> Stream:
+        """Choose what was left open, for what a step is where that is known."""
 
     @abstractmethod
     def _adopt(
-        self, state: Mapping[str, Any], batch: int | None
+        self, state: Mapping[str, Any], batch: Batch | None
     ) -> tuple[Stream, Callable[[], None]]:
         """The stream of a state, and what takes it up, which cannot fail."""
 
     @abstractmethod
-    def _adopt_brief(self, brief: Any, batch: int | None) -> tuple[Source, Callable[[], None]]:
+    def _adopt_brief(self, brief: Any, batch: Batch | None) -> tuple[Source, Callable[[], None]]:
         """The same of what the state of a mixture says of one of its sources."""
 
     @abstractmethod
@@ -191,13 +200,13 @@ class Streaming(Counted, IterableDataset[Any], ABC):
         """The current epoch."""
         return self._position.epoch
 
-    def stream(self, global_batch: int | None = None) -> Stream:
+    def stream(self, global_batch: Batch | None = None) -> Stream:
         """Resolve what is read and its order, at first use.
 
         Args:
-            global_batch: Samples in a step, of the loader that asks.
+            global_batch: What a step is, of the loader that asks.
         """
-        batch = global_batch or self._global_batch()
+        batch = global_batch or self.global_batch
         known = self._stream
         # What the batch decides is settled by the first iterator or state, not by a look.
         if known is None or (self._agreed is not known and batch != self._stream_batch):
@@ -206,10 +215,10 @@ class Streaming(Counted, IterableDataset[Any], ABC):
             return self._stream
         return known
 
-    def _global_batch(self) -> int | None:
-        if self.global_batch_size is not None:
-            return self.global_batch_size
-        return None if self.batch_size is None else self.batch_size * self.topology.size
+    @property
+    def global_batch(self) -> Batch | None:
+        """What a step is over all ranks: so many rows, or a `TokenBudget`; None in row mode."""
+        return self._sizes.step(self.topology.size) if self._sizes.given else None
 
     def _worker(self) -> Worker:
         real = current_worker()
@@ -250,13 +259,14 @@ class Streaming(Counted, IterableDataset[Any], ABC):
         """From an epoch and a start counter to its shares."""
         stream = self.stream()
         topology = self.topology
-        batch = self._global_batch()
+        batch = self.global_batch
         if batch is None:
             whole = stream.cycles(topology, worker)
             rows = max(self._read_batch_size, whole.owned)
             return lambda epoch, start: whole.at(epoch, start, rows)
         steps = stream.steps(batch, topology, self.remainder, worker)
-        return steps_of_epochs(steps, uneven=self.uneven)
+        steps.check(uneven=self.uneven)
+        return steps.at
 
     def _start(self, position: Position) -> tuple[Runner, Shares]:
         """The running pipeline at a position."""
@@ -267,7 +277,7 @@ class Streaming(Counted, IterableDataset[Any], ABC):
         if self._runner is None:
             worker = self._worker()
             shares = self._shares(worker)
-            batch = self._global_batch()
+            batch = self.global_batch
             feed = stream.feed(
                 FeedOptions(
                     columns=self.columns,
@@ -313,7 +323,7 @@ class Streaming(Counted, IterableDataset[Any], ABC):
             with_index=self.with_index,
         )
 
-    def _settle(self, global_batch: int | None = None) -> Stream:
+    def _settle(self, global_batch: Batch | None = None) -> Stream:
         """The stream for an iterator; the ranks compare it once, before the first batch.
 
         Raises:
@@ -370,9 +380,9 @@ class Streaming(Counted, IterableDataset[Any], ABC):
             StateError: If it is not a state, or of another stream; names both values.
             VersionError: If the table's version of the state is gone.
         """
-        self._load(state, self._global_batch())
+        self._load(state, self.global_batch)
 
-    def _load(self, state: Mapping[str, Any], batch: int | None) -> None:
+    def _load(self, state: Mapping[str, Any], batch: Batch | None) -> None:
         if isinstance(state, Mapping) and not state:
             return
         stream, take_up = self._adopt(state, batch)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from destrier.bucketing.buckets import Batch, samples_of
 from destrier.check import integer
 from destrier.errors import ArgumentError, StateError
 from destrier.mixing.parts import adopt_parts, check_sources, part_of, resolve_parts
@@ -149,22 +150,23 @@ class Zip(Streaming):
         """The names of the sources."""
         return list(self._sources)
 
-    def stream(self, global_batch: int | None = None) -> ZipStream:
+    def stream(self, global_batch: Batch | None = None) -> ZipStream:
         """Resolve the sources and what is paired with what, at first use.
 
         Args:
-            global_batch: Samples in a step, of the loader that asks.
+            global_batch: What a step is, of the loader that asks.
         """
         stream = super().stream(global_batch)
         assert isinstance(stream, ZipStream)
         return stream
 
-    def _resolve(self, batch: int | None) -> ZipStream:
-        sources = resolve_parts(self._sources, OneOf(len(self._sources), batch, zipped=True))
+    def _resolve(self, batch: Batch | None) -> ZipStream:
+        samples = samples_of(batch)
+        sources = resolve_parts(self._sources, OneOf(len(self._sources), samples, zipped=True))
         if self._adopted is not None:
             return replace(self._adopted, sources=sources)
         stream = ZipStream(sources, self._stop_rule, 1, self._seed or 0)
-        return replace(stream, num_splits=self._num_splits or self._chosen_splits(stream, batch))
+        return replace(stream, num_splits=self._num_splits or self._chosen_splits(stream, samples))
 
     def _chosen_splits(self, stream: ZipStream, batch: int | None) -> int:
         """As many lanes as a table of its length has."""
@@ -184,11 +186,11 @@ class Zip(Streaming):
 
     # ---- the state ------------------------------------------------------------------------------
 
-    def _adopt_brief(self, brief: Any, batch: int | None) -> NoReturn:  # noqa: ARG002 - likewise
+    def _adopt_brief(self, brief: Any, batch: Batch | None) -> NoReturn:  # noqa: ARG002 - likewise
         self._part()
 
     def _adopt(
-        self, state: Mapping[str, Any], batch: int | None
+        self, state: Mapping[str, Any], batch: Batch | None
     ) -> tuple[ZipStream, Callable[[], None]]:
         checked = check_state(state, "Zip")
         briefs = parsed(state, "sources")
@@ -207,7 +209,7 @@ class Zip(Streaming):
                     f"{name} mismatch: the state has {checked[key]!r}, this zip was made with "
                     f"{given!r}; make it as it was, or {_start(state)}"
                 )
-        found, commit = adopt_parts(self._sources, briefs, batch)
+        found, commit = adopt_parts(self._sources, briefs, samples_of(batch))
         stream = ZipStream(
             dict(zip(self._sources, found, strict=True)),
             self._stop_rule,

@@ -42,6 +42,9 @@ def plan_mixture(options: argparse.Namespace) -> int:
     from destrier.mixture import Mixture
     from destrier.plan import check_batch
 
+    for name in ("bucket_by", "bucket_window", "global_batch_tokens", "batch_multiple"):
+        if getattr(options, name) is not None:
+            raise ArgumentError(f"--{name.replace('_', '-')} is for a plan of one table")
     check_batch(options.global_batch, options.world_size, uneven=False)
     uris = _named(options.uris)
     if options.table_version is not None and len(uris) > 1:

@@ -23,6 +23,7 @@ from destrier.cli.printing import print_facts, print_json
 from destrier.show import number, size
 
 if TYPE_CHECKING:
+    from destrier.bucketing.report import BucketReport
     from destrier.caching.advice import CachedColumn
     from destrier.packing.documents import PackingReport
     from destrier.report import PlanReport
@@ -54,8 +55,25 @@ def _add_plan(command: argparse.ArgumentParser) -> None:
         "--global-batch",
         type=count,
         metavar="N",
-        default=256,
         help="rows of a step over all ranks (256)",
+    )
+    command.add_argument(
+        "--bucket-by", metavar="NAME", help="the column by whose lengths batches are formed"
+    )
+    command.add_argument(
+        "--bucket-window", type=count, metavar="N", help="batches that are sorted together (64)"
+    )
+    command.add_argument(
+        "--global-batch-tokens",
+        type=count,
+        metavar="N",
+        help="tokens of a step over all ranks at most, with pads",
+    )
+    command.add_argument(
+        "--batch-multiple",
+        type=count,
+        metavar="N",
+        help="what the rows of a step are then a multiple of (the number of ranks)",
     )
     command.add_argument(
         "--world-size", type=count, metavar="N", default=1, help="number of ranks (1)"
@@ -72,26 +90,32 @@ def _add_plan(command: argparse.ArgumentParser) -> None:
 def _plan(options: argparse.Namespace) -> int:
     from destrier.cli.mixing import is_mixture, plan_mixture
 
+    if options.global_batch is None and options.global_batch_tokens is None:
+        options.global_batch = 256
     if is_mixture(options):
         return plan_mixture(options)
     (options.uri,) = options.uris
     from destrier.dataset import StreamingDataset
-    from destrier.plan import check_batch
     from destrier.report import report_plan
 
-    check_batch(options.global_batch, options.world_size, uneven=False)
     dataset = StreamingDataset(
         packed_from(options),
         filter=options.filter,
         **order_from(options),
         epoch=options.epoch,
         global_batch_size=options.global_batch,
+        global_batch_tokens=options.global_batch_tokens,
+        batch_multiple=options.batch_multiple,
+        bucket_by=options.bucket_by,
+        bucket_window=options.bucket_window,
         rank=0,
         world_size=options.world_size,
     )
+    step = dataset.global_batch
+    assert step is not None
     report = report_plan(
         dataset.stream(),
-        global_batch=options.global_batch,
+        global_batch=step,
         world_size=options.world_size,
         step=options.step,
         epoch=options.epoch,
@@ -112,8 +136,9 @@ def _print_plan(report: PlanReport) -> None:
             + (f" of {report.table_rows:,}, where {report.filter}" if report.filter else ""),
             **({} if report.packing is None else {"blocks": _packing(report.packing)}),
             "order": _order(report),
-            "epoch": f"{report.steps:,} steps of {report.global_batch:,} rows, "
+            "epoch": f"{report.steps:,} steps of {_step(report)}, "
             f"{report.surplus_rows:,} rows over",
+            **({} if report.buckets is None else {"batches": _batches(report.buckets)}),
             "reads a step": "where not all rows are held, "
             * (report.held == "all")
             + f"about {number(report.requests_a_step)} requests of "
@@ -142,6 +167,23 @@ def _print_plan(report: PlanReport) -> None:
 
 def _rows(report: PlanReport) -> str:
     return f"{report.rows if report.packing is None else report.packing.documents:,}"
+
+
+def _step(report: PlanReport) -> str:
+    buckets = report.buckets
+    if buckets is None or buckets.tokens is None:
+        return f"{report.global_batch:,} rows"
+    return (
+        f"{buckets.rows_a_step:,.1f} rows on average, a multiple of {buckets.multiple:,} within "
+        f"{buckets.tokens:,} tokens (other epochs have a few more or less)"
+    )
+
+
+def _batches(buckets: BucketReport) -> str:
+    return (
+        f"of like length by {buckets.by}, about {buckets.window:,} sorted together; "
+        f"{buckets.waste:.1%} pads, if each is padded to its longest row"
+    )
 
 
 def _packing(packing: PackingReport) -> str:

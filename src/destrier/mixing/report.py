@@ -114,7 +114,7 @@ def report_mixture(
     ranks = [
         stream.steps(global_batch, Topology(rank, world_size), "drop") for rank in range(world_size)
     ]
-    ranks[0].check()
+    ranks[0].check(uneven=False)
     ranks = [steps.at(epoch, 0) for steps in ranks]
     steps, samples = len(ranks[0]), stream.samples(epoch)
     if not 0 <= step < steps:

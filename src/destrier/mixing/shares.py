@@ -52,9 +52,9 @@ class MixtureSteps(Steps):
         assert self.router is not None
         return replace(self, epoch=epoch, start=start, n=self.router.samples(epoch))
 
-    def check(self) -> None:
+    def check(self, *, uneven: bool) -> None:
         """Raise if a whole epoch has no step, or a step cannot be shared in whole slots."""
-        super().check()
+        super().check(uneven=uneven)
         size, slots = self.topology.size, self.global_batch // self.unit
         if self.unit > 1 and self.unit != self.global_batch and slots % size:
             raise ArgumentError(

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 
+from destrier.bucketing.buckets import Batch, samples_of
 from destrier.errors import ArgumentError
 from destrier.feed import FeedOptions, TableFeed
 from destrier.keyed import Ints
@@ -202,19 +203,20 @@ class MixtureStream:
     # ---- how it is read -------------------------------------------------------------------------
 
     def steps(
-        self, batch: int, topology: Topology, remainder: Remainder, worker: Worker = ONLY_WORKER
+        self, batch: Batch, topology: Topology, remainder: Remainder, worker: Worker = ONLY_WORKER
     ) -> MixtureSteps:
         """The steps of a whole epoch, the first one.
 
         Raises:
             ArgumentError: If a step does not fit the mixture's batches.
         """
-        course = self.course
-        self.check_batch(batch)
+        course, samples = self.course, samples_of(batch)
+        assert samples is not None
+        self.check_batch(samples)
         return MixtureSteps(
             self.count,
             0,
-            batch,
+            samples,
             self.num_splits,
             topology,
             remainder,

@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from destrier.bucketing.buckets import Batch, samples_of
 from destrier.errors import ColumnError
 from destrier.feed import FeedOptions
 from destrier.keyed import Ints
@@ -111,10 +112,12 @@ class ZipStream:
     # ---- how it is read -------------------------------------------------------------------------
 
     def steps(
-        self, batch: int, topology: Topology, remainder: Remainder, worker: Worker = ONLY_WORKER
+        self, batch: Batch, topology: Topology, remainder: Remainder, worker: Worker = ONLY_WORKER
     ) -> Steps:
         """The steps of a whole epoch."""
-        return Steps(self.count, 0, batch, self.num_splits, topology, remainder, worker)
+        samples = samples_of(batch)
+        assert samples is not None
+        return Steps(self.count, 0, samples, self.num_splits, topology, remainder, worker)
 
     def cycles(self, topology: Topology, worker: Worker) -> Cycles:
         """The cycles of a whole epoch, in row mode."""

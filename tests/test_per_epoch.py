@@ -30,9 +30,9 @@ from destrier import (
     StreamingDataLoader,
     StreamingDataset,
 )
-from destrier.budget import Budget
 from destrier.packing import lengthfile
 from destrier.packing.lengths import Lengths
+from destrier.packing.per_epoch import Budget
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

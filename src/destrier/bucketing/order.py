@@ -1,81 +1,53 @@
-"""Batches of samples of like length: an order whose samples change places inside windows.
+"""Orders whose samples change places inside windows, so that batches have samples of like length.
 
 A window is as many successive samples of the order as some batches take. They are sorted by
 length and cut into batches, which then come in a keyed order. So every batch has samples of like
-length, every epoch other ones (the same, where nothing is shuffled), and an epoch has the same
-samples and steps as without: it is a pure function of the order and the lengths, computed a window
-at a time.
+length and every epoch other ones (the same, where nothing is shuffled): a pure function of the
+order and the lengths, computed a window at a time.
 """
 
 from __future__ import annotations
 
-import json
 import threading
+from abc import ABC, abstractmethod
 from collections import OrderedDict
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from destrier.errors import StateError
+from destrier.bucketing.buckets import Buckets
 from destrier.keyed import BUCKET_KEY, Ints, epoch_key, hash_words, subkey
 from destrier.order import Order
 from destrier.packing.lengths import Lengths
 
-__all__ = ["DEFAULT_WINDOW", "BucketedOrder", "Buckets"]
+__all__ = ["BucketedOrder", "WindowedOrder", "keep"]
 
-DEFAULT_WINDOW = 64  # batches
 _KEPT = 4  # windows: a block of shares lies in few
 
 
-@dataclass(frozen=True)
-class Buckets:
-    """How batches of like length are formed.
-
-    Attributes:
-        by: The column of lists.
-        window: Batches whose samples are sorted together.
-        batch: Samples of a batch, over all ranks.
-    """
-
-    by: str
-    window: int
-    batch: int
-
-    @property
-    def text(self) -> str:
-        """As it stands in states."""
-        return json.dumps([self.by, self.window, self.batch], separators=(",", ":"))
-
-    @classmethod
-    def parse(cls, text: object) -> Buckets:
-        """From what stands in a state.
-
-        Raises:
-            StateError: If it is none.
-        """
-        try:
-            by, window, batch = json.loads(str(text))
-            if isinstance(by, str) and window >= 1 and batch >= 1:
-                return cls(by, int(window), int(batch))
-        except (TypeError, ValueError):
-            pass
-        raise StateError(f"buckets of the state are damaged: {text!r}")
+def keep(kept: OrderedDict[int, Any], number: int, value: Any, most: int) -> None:
+    """Put something into a dict, which forgets the oldest ones."""
+    kept[number] = value
+    while len(kept) > most:
+        kept.popitem(last=False)
 
 
-class BucketedOrder:
-    """The order of one epoch with batches of like length.
+class WindowedOrder(ABC):
+    """The order of one epoch, with the samples of each window in other places.
 
     Args:
         order: The order.
         lengths: Of the rows, by position.
-        buckets: How many samples a batch has, and how many batches are sorted together.
+        size: Samples of a window.
+
+    Attributes:
+        base: The order.
     """
 
-    def __init__(self, order: Order, lengths: Lengths, buckets: Buckets) -> None:
-        self._order = order
+    def __init__(self, order: Order, lengths: Lengths, size: int) -> None:
+        self.base = order
         self._lengths = lengths
-        self._unit = buckets.batch
-        self._size = buckets.batch * buckets.window
+        self._size = size
         epoch = order.epoch if order.shuffle else 0
         self._key = subkey(epoch_key(order.seed, epoch), BUCKET_KEY)
         self._kept: OrderedDict[int, Ints] = OrderedDict()
@@ -97,15 +69,15 @@ class BucketedOrder:
 
     def rows(self, g: Ints) -> Ints:
         """The position of each sample."""
-        return self._order.rows(self.samples(g))
+        return self.base.rows(self.samples(g))
 
     def locate(self, g: Ints) -> tuple[Ints, Ints, Ints]:
         """The window of the order that each sample is in, and its place there."""
-        return self._order.locate(self.samples(g))
+        return self.base.locate(self.samples(g))
 
     def cycles(self, g: Ints) -> Ints:
         """How often each sample's lane was served before it in the order."""
-        return self._order.cycles(self.samples(g))
+        return self.base.cycles(self.samples(g))
 
     def _window(self, number: int) -> Ints:
         """The samples of a window in their new places."""
@@ -114,20 +86,42 @@ class BucketedOrder:
         if found is None:
             found = self._sorted(number)
             with self._lock:
-                self._kept[number] = found
-                while len(self._kept) > _KEPT:
-                    self._kept.popitem(last=False)
+                keep(self._kept, number, found, _KEPT)
         return found
+
+    @abstractmethod
+    def _sorted(self, number: int) -> Ints:
+        """Put the samples of a window in their new places."""
+
+    def _turn(self, first: int, batches: int) -> Ints:
+        """In which order the batches of a window come, whose first sample is given."""
+        names = np.arange(first, first + batches)
+        return np.argsort(hash_words(names.view(np.uint64) ^ np.uint64(self._key)))
+
+
+class BucketedOrder(WindowedOrder):
+    """The order of one epoch with batches of like length, each of as many samples.
+
+    An epoch has the same samples and steps as without.
+
+    Args:
+        order: The order.
+        lengths: Of the rows, by position.
+        buckets: How many samples a batch has, and how many batches are sorted together.
+    """
+
+    def __init__(self, order: Order, lengths: Lengths, buckets: Buckets) -> None:
+        super().__init__(order, lengths, buckets.batch * buckets.window)
+        self._unit = buckets.batch
 
     def _sorted(self, number: int) -> Ints:
         first = number * self._size
         g = np.arange(first, min(first + self._size, self.n))
-        lengths = self._lengths.at(self._order.rows(g))
+        lengths = self._lengths.at(self.base.rows(g))
         by_length = g[np.argsort(lengths, kind="stable")]
         batches = -(-len(g) // self._unit)
         short = batches * self._unit - len(g)
-        names = np.arange(number * self._size, number * self._size + batches)
-        turn = np.argsort(hash_words(names.view(np.uint64) ^ np.uint64(self._key)))
+        turn = self._turn(first, batches)
         # A short batch is the last one; it may be of any length.
         sizes = np.full(batches, self._unit)
         sizes[turn[-1]] -= short

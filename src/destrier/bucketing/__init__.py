@@ -1,0 +1,1 @@
+"""Batches of rows of like length: of as many rows each, or of as many tokens at most."""
