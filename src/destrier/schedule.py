@@ -242,7 +242,7 @@ class Schedule:
                 return
             yield from self._blocks(reading, first, last)
             first = last
-            some *= 4
+            some = min(4 * some, self._span)
 
     def _blocks(self, reading: Holding, first: int, last: int) -> Iterator[Block]:
         samples, bounds = self.shares.samples(first, last)
