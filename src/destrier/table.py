@@ -168,7 +168,7 @@ class Table:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_dataset": None, "_bulk": None}
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The URI without credentials and the version, for messages."""
         return f"{_shown(self.uri)} (version {self.version})"
@@ -231,7 +231,7 @@ class Table:
         """Live rows, from the manifest, without I/O."""
         return int(sum(f.metadata.num_rows for f in self.dataset.get_fragments()))
 
-    @property
+    @cached_property
     def remote(self) -> bool:
         """Whether the URI's scheme names an object store."""
         return _is_remote(self.uri)
