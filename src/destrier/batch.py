@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import torch
 from numpy.typing import NDArray
 
 from destrier.columns import Column, Columns, take
@@ -46,6 +47,7 @@ __all__ = [
 OnError: TypeAlias = "Literal['raise', 'skip', 'fill'] | Callable[[Exception], bool]"
 INDEX_COLUMNS = ("sample_index", "row_offset")
 _LOOKED_INTO = 16
+_ARRAYS = (torch.Tensor, np.ndarray)
 
 
 @dataclass(frozen=True)
@@ -343,19 +345,25 @@ def _lengths(out: Any) -> Iterator[int]:
 
 def batch_bytes(batch: Any) -> int:
     """Bytes of a batch in memory, about."""
+    if type(batch) in _ARRAYS:  # most are, and what else it may be takes longer to see
+        return _nbytes(batch)
     if isinstance(batch, Mapping):
-        return sum(batch_bytes(value) for value in batch.values())
+        return sum(map(batch_bytes, batch.values()))
     if isinstance(batch, Column):
         values = batch.values
         return int(values.nbytes) if batch.dense else batch_bytes(list(values))
     if isinstance(batch, list | tuple):
         # Some are measured, the others taken to be alike.
         some = batch[:: max(1, len(batch) // 16)]
-        return sum(batch_bytes(value) for value in some) * len(batch) // max(1, len(some))
+        return sum(map(batch_bytes, some)) * len(batch) // max(1, len(some))
     if isinstance(batch, bytes | str):
         return len(batch)
+    return _nbytes(batch)
+
+
+def _nbytes(array: Any) -> int:
     try:
-        return int(batch.nbytes)
+        return int(array.nbytes)
     except Exception:  # has none, as a sparse tensor
         return 64
 
