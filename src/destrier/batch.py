@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -46,6 +46,8 @@ __all__ = [
 
 OnError: TypeAlias = "Literal['raise', 'skip', 'fill'] | Callable[[Exception], bool]"
 INDEX_COLUMNS = ("sample_index", "row_offset")
+T = TypeVar("T")
+
 _LOOKED_INTO = 16
 _ARRAYS = (torch.Tensor, np.ndarray)
 
@@ -172,12 +174,11 @@ class Finisher:
         """Decode the columns, in the names that their tables have for them."""
         errors: dict[int, DecodeError] = {}
         for origin in raw.origins:
-            start = len(origin.prefix)
-            own = {n[start:]: column for n, column in data.items() if n.startswith(origin.prefix)}
-            images = {n[start:]: i for n, i in self.images.items() if n.startswith(origin.prefix)}
+            prefix = origin.prefix
+            own, images = _unprefixed(data, prefix), _unprefixed(self.images, prefix)
             tables = partial(self._table, origin, rows)
             decoded, failed = decode_rows(own, images, origin.offsets[rows], tables)
-            data = {**data, **{origin.prefix + name: c for name, c in decoded.items()}}
+            data = {**data, **{prefix + name: c for name, c in decoded.items()}}
             errors = {**failed, **errors}
         return data, errors
 
@@ -287,6 +288,13 @@ class Finisher:
         words = hash_words(key ^ hash_words(raw.samples[positions].astype(np.uint64)))
         seeds: Ints = (words >> np.uint64(1)).astype(np.int64)
         return seeds
+
+
+def _unprefixed(named: Mapping[str, T], prefix: str) -> Mapping[str, T]:
+    """What has names that begin with a prefix, by what follows it."""
+    if not prefix:
+        return named
+    return {name[len(prefix) :]: v for name, v in named.items() if name.startswith(prefix)}
 
 
 def choose(data: Gathered, index: Ints) -> Gathered:

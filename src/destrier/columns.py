@@ -57,7 +57,7 @@ class Column:
     @property
     def dense(self) -> bool:
         """Whether the values are numbers of a fixed shape."""
-        return self.values.dtype != np.object_
+        return self.values.dtype.kind != "O"
 
 
 Columns: TypeAlias = "dict[str, Column]"

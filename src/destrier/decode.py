@@ -79,7 +79,10 @@ def _is_image(field: pa.Field) -> bool:
 
 
 def decode_rows(
-    columns: Columns, images: Mapping[str, Image], offsets: Ints, table: Callable[[int], str]
+    columns: Mapping[str, Column],
+    images: Mapping[str, Image],
+    offsets: Ints,
+    table: Callable[[int], str],
 ) -> tuple[Columns, dict[int, DecodeError]]:
     """Decode image columns and find the rows that cannot be delivered, by position.
 
