@@ -5,7 +5,10 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import pickle
+import subprocess
+import sys
 from collections import Counter
 from contextlib import nullcontext
 from datetime import timedelta
@@ -655,6 +658,93 @@ def test_a_script_resumes_after_new_weights_in_several_epochs(kind: Mixed) -> No
             batches = read(kind, loader)
             state = loader.state_dict()
         assert batches == expected(after, state, epoch=epoch, batch=BATCH)
+
+
+RANK = """
+import os, sys
+import torch.distributed as dist
+from destrier import ArgumentError, Mixture, StateError, StreamingDataLoader
+
+a, b, meet = sys.argv[1:]
+rank = int(os.environ["RANK"])
+dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=2)
+mixture = Mixture({"a": a, "b": b}, columns=["id"], weights={"a": 3, "b": 1}, window=16)
+with StreamingDataLoader(mixture, global_batch_size=24) as loader:
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    for weights, error, words in (
+        ({"a": 1, "b": 1 + rank}, StateError, ["disagree", "[24, [1, 1]]", "[24, [1, 2]]"]),
+        ({"a": 1, "b": 1} if rank else {"a": 1}, StateError if rank else ArgumentError, ["for a;"]),
+    ):
+        try:
+            mixture.reweight(weights)
+        except error as raised:
+            assert all(word in str(raised) for word in words), raised
+        else:
+            raise AssertionError(f"{weights} on rank {rank} were not noticed")
+        assert loader.state_dict() == state
+    mixture.reweight({"a": 1, "b": 1})
+    ids = next(iterator)["id"].tolist()
+    both = [None] * 2
+    dist.all_gather_object(both, ids)
+    assert len({*both[0], *both[1]}) == 24, both
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_change_to_the_same_weights(a: str, b: str, tmp_path: Path) -> None:
+    (tmp_path / "rank.py").write_text(RANK)
+    command = [sys.executable, str(tmp_path / "rank.py"), a, b, str(tmp_path / "meet")]
+    ranks = [
+        subprocess.Popen(
+            command,
+            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [process.communicate(timeout=100)[0] for process in ranks]
+    assert [process.returncode for process in ranks] == [0, 0], "\n".join(said)
+
+
+def test_the_state_of_a_mixture_without_end_does_not_grow(kind: Mixed) -> None:
+    """However often its weights change; earlier states have those that were in force."""
+    options = {"weights": WEIGHTS, "stop": "never"}
+    with loaded(of(kind, **options)) as loader:
+        iterator = iter(loader)
+        states, batches = [], []
+        for i in range(100):
+            states.append(loader.state_dict())
+            batches.append(battery.check(kind, next(iterator)).rows)
+            loader.dataset.reweight({"a": 1 + i % 3, "b": 1 + i % 2})
+        sizes = [len(str(state["schedule"])) for state in states]
+        assert max(sizes[3:]) < sizes[3] + 8  # a few digits
+        for number in (70, 3, 98):
+            loader.load_state_dict(states[number])
+            assert battery.check(kind, next(iter(loader))).rows == batches[number]
+        changes = [(0, (i + 1) * BATCH, (1 + i % 3, 1 + i % 2)) for i in range(100)]
+        whole = Mixed(kind.parts, {**kind.options, **options}, changes=tuple(changes), most=2400)
+        some = expected(whole, states[0], epoch=0, batch=BATCH)
+        assert batches == [batch.rows for batch in some]
+
+
+def test_states_without_a_base_are_read(kind: Mixed) -> None:
+    with loaded(of(kind)) as loader:
+        read(kind, loader, 3)
+        loader.dataset.reweight({"a": 1, "b": 1}, at=100)
+        state = loader.state_dict()
+    schedule = json.loads(str(state["schedule"]))
+    assert schedule.pop("before") == [0, 0]
+    with loaded(of(kind)) as loader:
+        loader.load_state_dict({**state, "schedule": json.dumps(schedule)})
+        assert loader.state_dict() == state
+    for damage in ([4, 0], [0], [-1, 1], 3):
+        schedule["before"] = damage
+        with pytest.raises(StateError, match="damaged"):
+            of(kind).load_state_dict({**state, "schedule": json.dumps(schedule)})
 
 
 def test_new_weights_that_cannot_be(kind: Mixed, a: str, b: str) -> None:

@@ -54,7 +54,8 @@ def agree(resolve: Callable[[], Stream], topology: Topology, group: Any = None) 
         if plan != plans[0]:
             raise StateError(
                 f"the ranks disagree on the plan: rank 0 has {plans[0]}, rank {rank} has {plan}; "
-                "they must open the same table, version, filter and seed"
+                "they must open the same table, version, filter and seed, and a mixture must have "
+                "the same weights from the same sample on"
             )
     return stream
 

@@ -106,8 +106,10 @@ class MixtureStream:
     @cached_property
     def plan(self) -> str:
         """A digest of the schedule and of what it is over: ranks compare it."""
-        weights = [[segment.start, list(segment.weights)] for segment in self.course.segments]
-        return f"{self.plan_hash} of sources {', '.join(self.course.names)}, weights {weights}"
+        course = self.course
+        weights = [[segment.start, list(segment.weights)] for segment in course.segments]
+        before = f" after {list(course.before)}" if any(course.before) else ""
+        return f"{self.plan_hash} of sources {', '.join(course.names)}, weights {weights}{before}"
 
     @cached_property
     def plan_hash(self) -> str:
@@ -141,6 +143,7 @@ class MixtureStream:
                 "epoch": course.epoch,
                 "spent": list(course.spent),
                 "made": list(course.made),
+                "before": list(course.before),
                 "weights": [[s.start, list(s.weights)] for s in course.segments],
             },
             "sources": {name: source.brief() for name, source in pairs},
@@ -291,11 +294,13 @@ class MixtureStream:
         """Samples of each table in an epoch, or relative numbers where that has no end."""
         drawn: list[float] = []
         course = self.course
-        endless = self.count >= ENDLESS
-        counts: Sequence[float] = (
-            list(course.segments[-1].weights) if endless else course.counts(course.epoch)
-        )
-        scale = max(course.sizes) / max(counts) if endless else 1.0
+        counts: Sequence[float] = list(course.segments[-1].weights)
+        if self.count >= ENDLESS:
+            scale = max(course.sizes) / max(counts)
+        elif course.goes_on:
+            scale = self.count / sum(counts)
+        else:
+            counts, scale = course.counts(course.epoch), 1.0
         for source, count in zip(self.sources, counts, strict=True):
             inner = [leaf.count for leaf in source.leaves]
             drawn += [count * scale * each / sum(inner) for each in inner]
