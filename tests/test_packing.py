@@ -507,6 +507,54 @@ def test_bad_documents_that_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert good == [[1, 2, 3], [8, 9, 10]]
 
 
+@pytest.mark.parametrize("tolerant", [False, True])
+def test_documents_that_could_not_be_read_are_read_again(
+    tmp_path: Path, tolerant: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """A storage that was away for a moment: a part of what is kept was just being read."""
+    monkeypatch.setattr("destrier.packing.held._PART_DOCUMENTS", 2)
+    documents = [[1, 2, 3], [4, 5], [6], [7, 3], [6, 7, 8], [9, 10, 11]]
+    path = write(tmp_path / "t.lance", documents)
+    reader, blocks = reader_of(path, tolerant=tolerant, block_size=3)
+    reader.keep()
+    addresses = blocks.rows(0, 0, shuffle=False).offsets(np.arange(blocks.count))
+    line = list(itertools.chain(*documents))
+    expected = [line[at : at + 3] for at in range(0, 12, 3)]
+    assert reader.read(addresses).batch.to_pylist() == [{"input_ids": ids} for ids in expected]
+
+    away = [True]
+    take = Reader.read
+
+    def read(of: Reader, offsets: Any) -> Any:
+        rows = take(of, offsets)
+        if not away or len(offsets) > 2:
+            return rows
+        error = ReadError("away", offset=int(offsets[0]), column="tokens")
+        if not of.tolerant:
+            away.clear()
+            raise error
+        rows.errors = {0: error}
+        rows.index = np.array([-1, 1])
+        return rows
+
+    monkeypatch.setattr(Reader, "read", read)
+    if tolerant:
+        for _ in range(4):
+            reader.read(addresses)
+        away.clear()
+    else:
+        with pytest.raises(ReadError, match="away"):
+            reader.read(addresses)
+    for _ in range(8):
+        rows = reader.read(addresses)
+        assert not rows.errors
+        assert rows.batch.to_pylist() == [{"input_ids": ids} for ids in expected]
+    if not tolerant:
+        before = reader.counts.stage("read").rows
+        reader.read(addresses)
+        assert reader.counts.stage("read").rows == before, "all parts are kept by now"
+
+
 def test_parallel_columns_are_cut_alike(tmp_path: Path):
     weights = [[t / 4 for t in d] for d in DOCUMENTS]
     marks = [[t % 3 == 0 for t in d] for d in DOCUMENTS]
