@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 from pathlib import Path
@@ -263,15 +264,14 @@ def test_a_damaged_file_of_lengths_is_made_anew(tmp_path: Path, damage: str):
     else:
         content[-9 if damage == "sums" else 2] ^= 1
     cached()[0].unlink()
-    (Path(os.environ["DESTRIER_CACHE"]) / cached_name(table)).write_bytes(content)
+    path_of(table).write_bytes(content)
     assert find_lengths(table, rows, "tokens").part(0, 100).tolist() == before.tolist()
 
 
-def cached_name(table: Any) -> str:
-    import hashlib
-
+def path_of(table: Any) -> Path:
     key = f"{table.identity}|{table.version}|tokens"
-    return hashlib.blake2b(key.encode(), digest_size=16).hexdigest() + ".lengths"
+    name = hashlib.blake2b(key.encode(), digest_size=16).hexdigest() + ".lengths"
+    return Path(os.environ["DESTRIER_CACHE"]) / name
 
 
 @pytest.mark.parametrize(
@@ -292,6 +292,28 @@ def test_lengths_that_were_damaged_later_are_an_error(tmp_path: Path, make: Any)
     lengths = find_lengths(table, rows, "tokens")
     with pytest.raises(ReadError, match=r"lengths of documents 0 to 99 are damaged"):
         make(lengths).pieces(np.array([0]))
+
+
+@pytest.mark.parametrize("bound", ["_MOST_FILES", "_MOST_BYTES"])
+def test_lengths_that_are_not_used_make_room(
+    tmp_path: Path, bound: str, monkeypatch: pytest.MonkeyPatch
+):
+    uris = [write(tmp_path / f"{i}.lance", DOCUMENTS[i:]) for i in range(5)]
+    tables = [open_table(uri) for uri in uris]
+    everything = [select_rows(table, None) for table in tables]
+    kept = [find_lengths(tables[i], everything[i], "tokens") for i in range(3)]
+    size = max(path.stat().st_size for path in cached())
+    monkeypatch.setattr(lengthfile, bound, 3 if bound == "_MOST_FILES" else 3 * size)
+    for age, i in enumerate((2, 1, 0)):  # the first one was used last
+        os.utime(path_of(tables[i]), (age, age))
+    find_lengths(tables[2], everything[2], "tokens")  # is used again
+    for i in (3, 4):
+        find_lengths(tables[i], everything[i], "tokens")
+    assert set(cached()) == {path_of(tables[i]) for i in (2, 3, 4)}
+    assert kept[0].part(0, 100).tolist() == [len(d) for d in DOCUMENTS]  # it stays mapped
+    monkeypatch.setattr(lengthfile, bound, 0)
+    find_lengths(tables[0], everything[0], "tokens")
+    assert cached() == [path_of(tables[0])]  # one that is larger than all the room is kept
 
 
 def test_lengths_stay_in_memory_where_the_folder_cannot_be_written(
