@@ -336,6 +336,52 @@ def test_a_missing_list_is_an_error_unless_it_is_filtered_out(tmp_path: Path):
     assert find_lengths(table, kept, "tokens").part(0, 3).tolist() == [1, 2, 1]
 
 
+HIDDEN = [[1, 2, 3], [4, 5], [], [6, 7, 8], [9]]
+HIDES = {"tokens_count": pa.array([3, 0, 0, 3, 1])}  # the second document
+
+
+def test_a_count_of_0_does_not_hide_a_document(tmp_path: Path):
+    table = open_table(write(tmp_path / "t.lance", HIDDEN, **HIDES))
+    message = r"'tokens' of row 1 .* has 2 tokens, but 'tokens_count' says 0; .*tokens_count > 0'"
+    for filter in (None, "tokens_count < 3"):
+        with pytest.raises(ReadError, match=message) as caught:
+            find_lengths(table, select_rows(table, filter), "tokens")
+        assert (caught.value.offset, caught.value.column) == (1, "tokens")
+    kept = select_rows(table, "tokens_count > 0")
+    assert find_lengths(table, kept, "tokens").part(0, 3).tolist() == [3, 3, 1]
+    assert find_lengths(table, select_rows(table, None), "tokens_count").count == 5
+    right = open_table(write(tmp_path / "r.lance", HIDDEN, tokens_count=[3, 2, 0, 3, 1]))
+    assert find_lengths(right, select_rows(right, None), "tokens").documents == 4
+
+
+def test_many_counts_of_0_are_looked_at_here_and_there(tmp_path: Path):
+    lists = [[1], *([] for _ in range(3000)), [2, 3]]
+    counts = [len(tokens) for tokens in lists]
+    for wrong in (0, 3001):  # the first and the last one are looked at
+        more = {"tokens_count": pa.array([0 if i == wrong else n for i, n in enumerate(counts)])}
+        table = open_table(write(tmp_path / f"{wrong}.lance", lists, **more))
+        with pytest.raises(ReadError, match=f"'tokens' of row {wrong} "):
+            find_lengths(table, select_rows(table, None), "tokens")
+
+
+@pytest.mark.parametrize("tolerant", [False, True])
+def test_a_hidden_document_between_others_is_found(
+    tmp_path: Path, tolerant: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("destrier.packing.lengths._CHECKED", 0)
+    path = write(tmp_path / "t.lance", HIDDEN, **HIDES)
+    reader, blocks = reader_of(path, tolerant=tolerant, block_size=2)
+    addresses = blocks.rows(0, 0, shuffle=False).offsets(np.arange(blocks.count))
+    if tolerant:  # it is in no block that could be left out
+        rows = reader.read(addresses)
+        ids = [block["input_ids"] for block in rows.batch.to_pylist()]
+        assert (ids, rows.errors) == ([[1, 2], [3, 6], [7, 8]], {})
+        return
+    assert reader.read(addresses[:1]).batch.num_rows == 1  # of the first document alone
+    with pytest.raises(ReadError, match=r"row 1 .* has 2 tokens, but 'tokens_count', .* say 0;"):
+        reader.read(addresses[1:2])
+
+
 @pytest.mark.parametrize("count", [-1, (1 << 32) - 1, 1 << 32])
 def test_a_count_that_is_none(tmp_path: Path, count: int):
     counts = pa.array([1, count, 2])
