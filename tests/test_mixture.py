@@ -398,13 +398,46 @@ def test_a_batch_size_that_does_not_fit_the_batching(a: str, b: str) -> None:
             state = loader.state_dict()
         with loaded(Mixture({"a": a, "b": b}, **options, **window), global_batch_size=36) as loader:
             before = loader.dataset.epoch
-            with pytest.raises(
-                StateError, match=rf"{batching}.* 24 samples.* 36.*; keep the global"
-            ):
+            way_out = "keep the global batch" if batching == "stratified" else "take a multiple"
+            with pytest.raises(StateError, match=rf"{batching}.* 24 samples.* 36.*; {way_out}"):
                 loader.load_state_dict(state)
             assert loader.dataset.epoch == before
     with pytest.raises(ArgumentError, match="length=100 is no multiple of the 24 samples"):
         len(loaded(Mixture({"a": a, "b": b}, weights=WEIGHTS, batching="per_source", length=100)))
+
+
+def test_a_larger_batch_has_several_units(a: str, b: str) -> None:
+    options = {"weights": WEIGHTS, "batching": "per_source", "window": 4, "stop": "all_exhausted"}
+
+    def made(batch: int, **place: Any) -> StreamingDataLoader:
+        mixture = Mixture({"a": a, "b": b}, columns=["id"], source_column="of", **options, **place)
+        return loaded(mixture, global_batch_size=batch)
+
+    with made(24) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        state = loader.state_dict()
+        tail = list(iterator)
+    assert (state["unit"], len(tail) % 2) == (24, 1)
+    assert all(len(set(batch["of"])) == 1 for batch in tail)
+    ranks = []
+    for rank in range(2):
+        with made(48, rank=rank, world_size=2) as loader:
+            loader.load_state_dict(state)
+            assert loader.state_dict() == state
+            ranks.append(list(loader))
+    for i, pair in enumerate(zip(*ranks, strict=True)):
+        for rank, batch in enumerate(pair):
+            assert batch["id"].tolist() == tail[2 * i + rank]["id"].tolist()
+    with made(48) as loader:
+        loader.load_state_dict(state)
+        for i, batch in enumerate(loader):
+            both = torch.cat([tail[2 * i]["id"], tail[2 * i + 1]["id"]])
+            assert batch["id"].tolist() == both.tolist()
+    with made(48, rank=0, world_size=3) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(ArgumentError, match="2 units of 24, which world_size 3 cannot share"):
+            next(iter(loader))
 
 
 def test_sources_that_say_what_only_the_whole_can(a: str, b: str, tmp_path: Path) -> None:

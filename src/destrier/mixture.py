@@ -58,8 +58,8 @@ class Mixture(Streaming):
         length: Samples in an epoch instead; the next one goes on where it stopped.
         batching: ``"mixed"``; ``"stratified"``, where each global batch has its exact quota; or
             ``"per_source"``, where each unit of samples is of one source.
-        unit: Samples of a unit; None is the global batch. The batch of a rank gives each rank a
-            source of its own.
+        unit: Samples of a unit, of which global batches are multiples; None is the global batch of
+            the start. The batch of a rank gives each rank a source of its own.
         window: Samples (units, for ``"per_source"``) in which the proportions are exact. None
             chooses 1,024, fewer for small sources; the global batch for ``"stratified"``.
         source_column: The name of a column that is added, with the name of each row's source.

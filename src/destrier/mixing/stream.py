@@ -242,7 +242,7 @@ class MixtureStream:
         if self.batching == "per_source" and batch % unit:
             raise ArgumentError(
                 f"batching='per_source' was made for units of {unit} samples of one source, and a "
-                f"global batch of {batch} is no multiple of it; keep the global batch"
+                f"global batch of {batch} is no multiple of it; take a multiple"
             )
 
     def cycles(self, topology: Topology, worker: Worker) -> MixtureCycles:
