@@ -32,6 +32,7 @@ from destrier import (
     ColumnError,
     DestrierWarning,
     EmptyError,
+    FilterError,
     IterationError,
     Mixture,
     ReadError,
@@ -39,8 +40,10 @@ from destrier import (
     StateError,
     StreamingDataLoader,
     StreamingDataset,
+    TableError,
     TransformError,
     VersionError,
+    Zip,
     cycle,
 )
 from destrier.sizing import OPEN_BYTES
@@ -438,6 +441,37 @@ def test_a_larger_batch_has_several_units(a: str, b: str) -> None:
         loader.load_state_dict(state)
         with pytest.raises(ArgumentError, match="2 units of 24, which world_size 3 cannot share"):
             next(iter(loader))
+
+
+STAGES = (
+    ("made", lambda loader: loader()),
+    ("len", lambda loader: len(loader())),
+    ("state", lambda loader: loader().state_dict()),
+    ("iter", lambda loader: iter(loader())),
+)
+
+
+@pytest.mark.parametrize("several", [None, Mixture, Zip], ids=["dataset", "mixture", "zip"])
+@pytest.mark.parametrize(
+    ("error", "options", "late"),
+    [
+        (TableError, {"version": 99}, {"made", "len", "state", "iter"}),
+        (FilterError, {"filter": "nope > 3"}, {"len", "state", "iter"}),
+        (EmptyError, {"filter": "id > 3000"}, {"len", "state", "iter"}),
+        (ColumnError, {"columns": ["nope"]}, {"iter"}),
+    ],
+)
+def test_errors_come_when_a_dataset_would_raise_them(
+    a: str, several: Any, error: Any, options: dict[str, Any], late: set[str]
+) -> None:
+    def loader() -> StreamingDataLoader:
+        one = StreamingDataset(a, **options)
+        return StreamingDataLoader(several({"a": one}) if several else one, batch_size=4)
+
+    for stage, reach in STAGES:
+        name = "source 'a'" if several and error in (FilterError, EmptyError) else None
+        with pytest.raises(error, match=name) if stage in late else nullcontext():
+            reach(loader)
 
 
 def test_sources_that_say_what_only_the_whole_can(a: str, b: str, tmp_path: Path) -> None:
