@@ -727,6 +727,24 @@ def test_a_script_resumes_after_new_weights_in_several_epochs(kind: Mixed) -> No
         assert batches == expected(after, state, epoch=epoch, batch=BATCH)
 
 
+def test_new_weights_keep_what_is_held_and_the_workers(kind: Mixed) -> None:
+    """Only the routes change, unless a source is drawn that was not before."""
+    mixture = of(kind, weights={"a": 3, "b": 1}, stop="all_exhausted")
+    with loaded(mixture, transform=dict, num_workers=1) as loader:
+        assert len(list(loader)) == len(loader)
+        iterator = iter(loader)
+        next(iterator)
+        workers, rows = loader._workers, loader.stats().stages["read"].rows
+        mixture.reweight({"a": 1, "b": 2})
+        assert [*iterator, *loader]
+        assert loader._workers is workers
+        assert loader.stats().stages["read"].rows == rows, "no row was read again"
+        mixture.reweight({"a": 1, "b": 0})
+        assert len(list(loader)) == len(loader)
+        mixture.reweight({"a": 1, "b": 1})
+        assert len(list(loader)) == len(loader)
+
+
 RANK = """
 import os, sys
 import torch.distributed as dist

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch.distributed as dist
@@ -131,6 +131,16 @@ class Runner:
                 self._finalizer.atexit = False  # the pipeline sees to that
         self._next = None
         return self.work.shares(epoch, counter)
+
+    def change(self, stream: Stream, shares: Callable[[int, int], Shares]) -> None:
+        """Go on with another stream that is read as the one before: what is held stays.
+
+        Args:
+            stream: The resolved stream.
+            shares: From an epoch and a start counter to its shares.
+        """
+        self.stop()  # what was read ahead is of the stream before
+        self.work = replace(self.work, stream=stream, shares=shares)
 
     def get(self) -> Delivery:
         """The next delivery."""

@@ -281,6 +281,19 @@ class MixtureStream:
             sources=self.source_of_leaf,
         )
 
+    def reads_as(self, other: object) -> bool:
+        """Whether what reads another stream reads this one too: other weights, the same tables.
+
+        Not where a source is drawn that was not before: more of it may then be worth holding.
+        """
+        if not isinstance(other, MixtureStream) or other.sources is not self.sources:
+            return False
+        drawn, before = (
+            [weight > 0 for weight in stream.course.segments[-1].weights]
+            for stream in (self, other)
+        )
+        return drawn == before
+
     def _together(self, options: FeedOptions) -> Sequence[int]:
         """For each table a number, the same where rows come in the same batches."""
         unit, batch = self.course.unit, options.batch
