@@ -454,18 +454,18 @@ class _Plan:
             )
             last = min(step + schedule.shares_per_block, len(steps))
             samples, _ = steps.samples(step, last)
-            more_runs, more_read = self._reads(samples)
+            more_runs, more_read = self._reads(self._offsets(samples))
             runs += more_runs / (last - step)
             read += more_read / (last - step)
         times = len(self.ranks) / len(looked_at)
         return runs * times * len(self.read_columns), read * times
 
-    def _reads(self, samples: Ints) -> tuple[int, int]:
+    def _reads(self, offsets: Ints) -> tuple[int, int]:
         """Runs of neighbouring rows of the table that samples consist of, and how many rows."""
-        offsets, packed = self._offsets(samples), self.stream.packed
+        packed = self.stream.packed
         rows = np.unique(offsets) if packed is None else packed.read_rows(offsets)
         runs = 1 + int((np.diff(rows) > 1).sum())
-        return runs, len(samples) if packed is None else len(rows)
+        return runs, len(offsets) if packed is None else len(rows)
 
     def _window_reads(self, step: int) -> tuple[float, float]:
         """The same for each sample, in windows that the step takes samples from."""
@@ -480,7 +480,7 @@ class _Plan:
             cycles = len(range(split, self.order.n, splits))
             places = np.arange(hi[i] - lo[i]) - place[i]
             window = (cycle + places) % cycles * splits + split
-            more_runs, more_read = self._reads(window)
+            more_runs, more_read = self._reads(self._offsets(window))
             runs += more_runs
             read += more_read
             taken += len(window)

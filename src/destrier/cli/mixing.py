@@ -72,7 +72,8 @@ def plan_mixture(options: argparse.Namespace) -> int:
         rank=0,
         world_size=options.world_size,
     )
-    return print_plan(options, mixture.stream(), report_mixture, _print)
+    batch = options.global_batch
+    return print_plan(options, mixture.stream(), report_mixture, _print, global_batch=batch)
 
 
 def _named(uris: list[str]) -> dict[str, str]:

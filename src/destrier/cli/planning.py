@@ -88,7 +88,8 @@ def _plan(options: argparse.Namespace) -> int:
         rank=0,
         world_size=options.world_size,
     )
-    return print_plan(options, dataset.stream(), report_plan, _print_plan)
+    batch = options.global_batch
+    return print_plan(options, dataset.stream(), report_plan, _print_plan, global_batch=batch)
 
 
 def _print_plan(report: PlanReport) -> None:

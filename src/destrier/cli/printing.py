@@ -39,6 +39,8 @@ def print_plan(
     stream: Any,
     describe: Callable[..., Any],
     words: Callable[[Any], None],
+    *,
+    global_batch: Any,
 ) -> int:
     """Print the plan of a stream, as JSON if that is asked for; returns the exit status.
 
@@ -47,10 +49,11 @@ def print_plan(
         stream: The resolved stream.
         describe: Makes the report, a dataclass.
         words: Prints it for people.
+        global_batch: What is in a step.
     """
     report = describe(
         stream,
-        global_batch=options.global_batch,
+        global_batch=global_batch,
         world_size=options.world_size,
         step=options.step,
         epoch=options.epoch,
