@@ -234,6 +234,45 @@ def test_plan_of_packed_blocks(capsys, table_path, options):
         assert words in out
 
 
+@pytest.fixture
+def documents(tmp_path: Path) -> str:
+    """4,000 documents of 25 tokens, sorted: each has its class as every token."""
+    tokens = np.repeat(np.arange(4000) // 40, 25).astype(np.int32)
+    column = pa.FixedSizeListArray.from_arrays(pa.array(tokens), 25).cast(pa.list_(pa.int32()))
+    lance.write_dataset(pa.table({"tokens": column}), tmp_path / "documents.lance")
+    return str(tmp_path / "documents.lance")
+
+
+def test_plan_measures_blocks_by_their_documents(capsys, documents):
+    """What is read are whole documents, and those of a block are neighbours."""
+    order = ("--num-splits", 16, "--clump-size", 4, "--window", 4, "--global-batch", 16)
+    stored = sum(file.file_size_bytes for file in _files(documents)) / 4000
+    for size in (100, 10):
+        report = answer(capsys, "plan", documents, "--block-size", size, *order)
+        read = report["bytes_a_step"] / stored / 16  # documents a block
+        # A clump of four blocks begins and ends inside of a document.
+        assert size / 25 + 0.1 < read < size / 25 + 0.5
+
+    alone = ("--clump-size", 1, "--global-batch", 16)
+    report = answer(capsys, "plan", documents, "--block-size", 100, *alone)
+    packed = Packed(documents, block_size=100)
+    with StreamingDataLoader(StreamingDataset(packed), global_batch_size=16) as loader:
+        means = [float(batch["input_ids"].double().mean()) for _ in range(8) for batch in loader]
+    classes = np.arange(4000) // 40
+    uniform = classes.var() / (16 * 4)  # of the mean of as many documents
+    assert report["deff"] == 4
+    assert 0.8 < np.var(means) / uniform / report["deff"] < 1.2
+    code, out, _ = run(capsys, "plan", documents, "--block-size", 100)
+    assert code == 0
+    for words in ("requests a block", "addresses of blocks", "4 documents, which are neighbours"):
+        assert words in out
+
+
+def _files(uri: str):
+    fragments = lance.dataset(uri).get_fragments()
+    return [file for fragment in fragments for file in fragment.metadata.files]
+
+
 def test_plan_counts_reads_and_open_rows(capsys, tmp_path: Path):
     tables.plain_table(tmp_path / "plain.lance", 40_000)
     sizes = ("--global-batch", 64, "--num-splits", 64, "--clump-size", 16, "--window", 4)

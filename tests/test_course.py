@@ -356,3 +356,24 @@ def test_an_endless_epoch_takes_one_of_a_source_without_end() -> None:
         (1, 70_000 << 16),
         (1, 70_000 << 16),
     ]
+
+
+@pytest.mark.parametrize("stop", ["never", "length"])
+def test_a_course_that_was_changed_often_is_no_longer(stop: Any) -> None:
+    length = 100 if stop == "length" else None
+    course = Course(("a", "b"), (37, 90), (Segment(0, (1, 1)),), 16, 2, stop, 3, length=length)
+    segments = list(course.segments)
+    for i in range(1, 101):
+        epoch, at = (i // 2, i % 2 * 50) if length else (0, i * 50)
+        weights = (1 + i % 3, 1 + i % 2)
+        course = course.reweighted(epoch, at, weights, passed=at)
+        segments.append(Segment(i * 25, weights))
+        assert len(course.segments) <= 4
+        assert sum(course.before) == course.segments[0].start
+        unfolded = replace(course, segments=tuple(segments), before=())
+        g = np.arange(at, at + 120)
+        assert routes(course, epoch, g) == routes(unfolded, epoch, g)
+        assert course.counts(epoch, at + 20) == unfolded.counts(epoch, at + 20)
+    for look in (lambda: course.route(0, np.arange(9)), lambda: course.counts(0, 9)):
+        with pytest.raises(ArgumentError, match=r"weights before sample [0-9]+ of epoch 0 are"):
+            look()

@@ -5,7 +5,10 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import pickle
+import subprocess
+import sys
 from collections import Counter
 from contextlib import nullcontext
 from datetime import timedelta
@@ -29,6 +32,7 @@ from destrier import (
     ColumnError,
     DestrierWarning,
     EmptyError,
+    FilterError,
     IterationError,
     Mixture,
     ReadError,
@@ -36,8 +40,10 @@ from destrier import (
     StateError,
     StreamingDataLoader,
     StreamingDataset,
+    TableError,
     TransformError,
     VersionError,
+    Zip,
     cycle,
 )
 from destrier.sizing import OPEN_BYTES
@@ -395,13 +401,77 @@ def test_a_batch_size_that_does_not_fit_the_batching(a: str, b: str) -> None:
             state = loader.state_dict()
         with loaded(Mixture({"a": a, "b": b}, **options, **window), global_batch_size=36) as loader:
             before = loader.dataset.epoch
-            with pytest.raises(
-                StateError, match=rf"{batching}.* 24 samples.* 36.*; keep the global"
-            ):
+            way_out = "keep the global batch" if batching == "stratified" else "take a multiple"
+            with pytest.raises(StateError, match=rf"{batching}.* 24 samples.* 36.*; {way_out}"):
                 loader.load_state_dict(state)
             assert loader.dataset.epoch == before
     with pytest.raises(ArgumentError, match="length=100 is no multiple of the 24 samples"):
         len(loaded(Mixture({"a": a, "b": b}, weights=WEIGHTS, batching="per_source", length=100)))
+
+
+def test_a_larger_batch_has_several_units(a: str, b: str) -> None:
+    options = {"weights": WEIGHTS, "batching": "per_source", "window": 4, "stop": "all_exhausted"}
+
+    def made(batch: int, **place: Any) -> StreamingDataLoader:
+        mixture = Mixture({"a": a, "b": b}, columns=["id"], source_column="of", **options, **place)
+        return loaded(mixture, global_batch_size=batch)
+
+    with made(24) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        state = loader.state_dict()
+        tail = list(iterator)
+    assert (state["unit"], len(tail) % 2) == (24, 1)
+    assert all(len(set(batch["of"])) == 1 for batch in tail)
+    ranks = []
+    for rank in range(2):
+        with made(48, rank=rank, world_size=2) as loader:
+            loader.load_state_dict(state)
+            assert loader.state_dict() == state
+            ranks.append(list(loader))
+    for i, pair in enumerate(zip(*ranks, strict=True)):
+        for rank, batch in enumerate(pair):
+            assert batch["id"].tolist() == tail[2 * i + rank]["id"].tolist()
+    with made(48) as loader:
+        loader.load_state_dict(state)
+        for i, batch in enumerate(loader):
+            both = torch.cat([tail[2 * i]["id"], tail[2 * i + 1]["id"]])
+            assert batch["id"].tolist() == both.tolist()
+    with made(48, rank=0, world_size=3) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(ArgumentError, match="2 units of 24, which world_size 3 cannot share"):
+            next(iter(loader))
+
+
+STAGES = (
+    ("made", lambda loader: loader()),
+    ("len", lambda loader: len(loader())),
+    ("state", lambda loader: loader().state_dict()),
+    ("iter", lambda loader: iter(loader())),
+)
+
+
+@pytest.mark.parametrize("several", [None, Mixture, Zip], ids=["dataset", "mixture", "zip"])
+@pytest.mark.parametrize(
+    ("error", "options", "late"),
+    [
+        (TableError, {"version": 99}, {"made", "len", "state", "iter"}),
+        (FilterError, {"filter": "nope > 3"}, {"len", "state", "iter"}),
+        (EmptyError, {"filter": "id > 3000"}, {"len", "state", "iter"}),
+        (ColumnError, {"columns": ["nope"]}, {"iter"}),
+    ],
+)
+def test_errors_come_when_a_dataset_would_raise_them(
+    a: str, several: Any, error: Any, options: dict[str, Any], late: set[str]
+) -> None:
+    def loader() -> StreamingDataLoader:
+        one = StreamingDataset(a, **options)
+        return StreamingDataLoader(several({"a": one}) if several else one, batch_size=4)
+
+    for stage, reach in STAGES:
+        name = "source 'a'" if several and error in (FilterError, EmptyError) else None
+        with pytest.raises(error, match=name) if stage in late else nullcontext():
+            reach(loader)
 
 
 def test_sources_that_say_what_only_the_whole_can(a: str, b: str, tmp_path: Path) -> None:
@@ -655,6 +725,111 @@ def test_a_script_resumes_after_new_weights_in_several_epochs(kind: Mixed) -> No
             batches = read(kind, loader)
             state = loader.state_dict()
         assert batches == expected(after, state, epoch=epoch, batch=BATCH)
+
+
+def test_new_weights_keep_what_is_held_and_the_workers(kind: Mixed) -> None:
+    """Only the routes change, unless a source is drawn that was not before."""
+    mixture = of(kind, weights={"a": 3, "b": 1}, stop="all_exhausted")
+    with loaded(mixture, transform=dict, num_workers=1) as loader:
+        assert len(list(loader)) == len(loader)
+        iterator = iter(loader)
+        next(iterator)
+        workers, rows = loader._workers, loader.stats().stages["read"].rows
+        mixture.reweight({"a": 1, "b": 2})
+        assert [*iterator, *loader]
+        assert loader._workers is workers
+        assert loader.stats().stages["read"].rows == rows, "no row was read again"
+        mixture.reweight({"a": 1, "b": 0})
+        assert len(list(loader)) == len(loader)
+        mixture.reweight({"a": 1, "b": 1})
+        assert len(list(loader)) == len(loader)
+
+
+RANK = """
+import os, sys
+import torch.distributed as dist
+from destrier import ArgumentError, Mixture, StateError, StreamingDataLoader
+
+a, b, meet = sys.argv[1:]
+rank = int(os.environ["RANK"])
+dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=2)
+mixture = Mixture({"a": a, "b": b}, columns=["id"], weights={"a": 3, "b": 1}, window=16)
+with StreamingDataLoader(mixture, global_batch_size=24) as loader:
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    for weights, error, words in (
+        ({"a": 1, "b": 1 + rank}, StateError, ["disagree", "[24, [1, 1]]", "[24, [1, 2]]"]),
+        ({"a": 1, "b": 1} if rank else {"a": 1}, StateError if rank else ArgumentError, ["for a;"]),
+    ):
+        try:
+            mixture.reweight(weights)
+        except error as raised:
+            assert all(word in str(raised) for word in words), raised
+        else:
+            raise AssertionError(f"{weights} on rank {rank} were not noticed")
+        assert loader.state_dict() == state
+    mixture.reweight({"a": 1, "b": 1})
+    ids = next(iterator)["id"].tolist()
+    both = [None] * 2
+    dist.all_gather_object(both, ids)
+    assert len({*both[0], *both[1]}) == 24, both
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_change_to_the_same_weights(a: str, b: str, tmp_path: Path) -> None:
+    (tmp_path / "rank.py").write_text(RANK)
+    command = [sys.executable, str(tmp_path / "rank.py"), a, b, str(tmp_path / "meet")]
+    ranks = [
+        subprocess.Popen(
+            command,
+            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [process.communicate(timeout=100)[0] for process in ranks]
+    assert [process.returncode for process in ranks] == [0, 0], "\n".join(said)
+
+
+def test_the_state_of_a_mixture_without_end_does_not_grow(kind: Mixed) -> None:
+    """However often its weights change; earlier states have those that were in force."""
+    options = {"weights": WEIGHTS, "stop": "never"}
+    with loaded(of(kind, **options)) as loader:
+        iterator = iter(loader)
+        states, batches = [], []
+        for i in range(100):
+            states.append(loader.state_dict())
+            batches.append(battery.check(kind, next(iterator)).rows)
+            loader.dataset.reweight({"a": 1 + i % 3, "b": 1 + i % 2})
+        sizes = [len(str(state["schedule"])) for state in states]
+        assert max(sizes[3:]) < sizes[3] + 8  # a few digits
+        for number in (70, 3, 98):
+            loader.load_state_dict(states[number])
+            assert battery.check(kind, next(iter(loader))).rows == batches[number]
+        changes = [(0, (i + 1) * BATCH, (1 + i % 3, 1 + i % 2)) for i in range(100)]
+        whole = Mixed(kind.parts, {**kind.options, **options}, changes=tuple(changes), most=2400)
+        some = expected(whole, states[0], epoch=0, batch=BATCH)
+        assert batches == [batch.rows for batch in some]
+
+
+def test_states_without_a_base_are_read(kind: Mixed) -> None:
+    with loaded(of(kind)) as loader:
+        read(kind, loader, 3)
+        loader.dataset.reweight({"a": 1, "b": 1}, at=100)
+        state = loader.state_dict()
+    schedule = json.loads(str(state["schedule"]))
+    assert schedule.pop("before") == [0, 0]
+    with loaded(of(kind)) as loader:
+        loader.load_state_dict({**state, "schedule": json.dumps(schedule)})
+        assert loader.state_dict() == state
+    for damage in ([4, 0], [0], [-1, 1], 3):
+        schedule["before"] = damage
+        with pytest.raises(StateError, match="damaged"):
+            of(kind).load_state_dict({**state, "schedule": json.dumps(schedule)})
 
 
 def test_new_weights_that_cannot_be(kind: Mixed, a: str, b: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 from pathlib import Path
@@ -263,15 +264,14 @@ def test_a_damaged_file_of_lengths_is_made_anew(tmp_path: Path, damage: str):
     else:
         content[-9 if damage == "sums" else 2] ^= 1
     cached()[0].unlink()
-    (Path(os.environ["DESTRIER_CACHE"]) / cached_name(table)).write_bytes(content)
+    path_of(table).write_bytes(content)
     assert find_lengths(table, rows, "tokens").part(0, 100).tolist() == before.tolist()
 
 
-def cached_name(table: Any) -> str:
-    import hashlib
-
+def path_of(table: Any) -> Path:
     key = f"{table.identity}|{table.version}|tokens"
-    return hashlib.blake2b(key.encode(), digest_size=16).hexdigest() + ".lengths"
+    name = hashlib.blake2b(key.encode(), digest_size=16).hexdigest() + ".lengths"
+    return Path(os.environ["DESTRIER_CACHE"]) / name
 
 
 @pytest.mark.parametrize(
@@ -294,6 +294,28 @@ def test_lengths_that_were_damaged_later_are_an_error(tmp_path: Path, make: Any)
         make(lengths).pieces(np.array([0]))
 
 
+@pytest.mark.parametrize("bound", ["_MOST_FILES", "_MOST_BYTES"])
+def test_lengths_that_are_not_used_make_room(
+    tmp_path: Path, bound: str, monkeypatch: pytest.MonkeyPatch
+):
+    uris = [write(tmp_path / f"{i}.lance", DOCUMENTS[i:]) for i in range(5)]
+    tables = [open_table(uri) for uri in uris]
+    everything = [select_rows(table, None) for table in tables]
+    kept = [find_lengths(tables[i], everything[i], "tokens") for i in range(3)]
+    size = max(path.stat().st_size for path in cached())
+    monkeypatch.setattr(lengthfile, bound, 3 if bound == "_MOST_FILES" else 3 * size)
+    for age, i in enumerate((2, 1, 0)):  # the first one was used last
+        os.utime(path_of(tables[i]), (age, age))
+    find_lengths(tables[2], everything[2], "tokens")  # is used again
+    for i in (3, 4):
+        find_lengths(tables[i], everything[i], "tokens")
+    assert set(cached()) == {path_of(tables[i]) for i in (2, 3, 4)}
+    assert kept[0].part(0, 100).tolist() == [len(d) for d in DOCUMENTS]  # it stays mapped
+    monkeypatch.setattr(lengthfile, bound, 0)
+    find_lengths(tables[0], everything[0], "tokens")
+    assert cached() == [path_of(tables[0])]  # one that is larger than all the room is kept
+
+
 def test_lengths_stay_in_memory_where_the_folder_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -312,6 +334,52 @@ def test_a_missing_list_is_an_error_unless_it_is_filtered_out(tmp_path: Path):
     assert (caught.value.offset, caught.value.column) == (2, "tokens")
     kept = select_rows(table, "tokens IS NOT NULL")
     assert find_lengths(table, kept, "tokens").part(0, 3).tolist() == [1, 2, 1]
+
+
+HIDDEN = [[1, 2, 3], [4, 5], [], [6, 7, 8], [9]]
+HIDES = {"tokens_count": pa.array([3, 0, 0, 3, 1])}  # the second document
+
+
+def test_a_count_of_0_does_not_hide_a_document(tmp_path: Path):
+    table = open_table(write(tmp_path / "t.lance", HIDDEN, **HIDES))
+    message = r"'tokens' of row 1 .* has 2 tokens, but 'tokens_count' says 0; .*tokens_count > 0'"
+    for filter in (None, "tokens_count < 3"):
+        with pytest.raises(ReadError, match=message) as caught:
+            find_lengths(table, select_rows(table, filter), "tokens")
+        assert (caught.value.offset, caught.value.column) == (1, "tokens")
+    kept = select_rows(table, "tokens_count > 0")
+    assert find_lengths(table, kept, "tokens").part(0, 3).tolist() == [3, 3, 1]
+    assert find_lengths(table, select_rows(table, None), "tokens_count").count == 5
+    right = open_table(write(tmp_path / "r.lance", HIDDEN, tokens_count=[3, 2, 0, 3, 1]))
+    assert find_lengths(right, select_rows(right, None), "tokens").documents == 4
+
+
+def test_many_counts_of_0_are_looked_at_here_and_there(tmp_path: Path):
+    lists = [[1], *([] for _ in range(3000)), [2, 3]]
+    counts = [len(tokens) for tokens in lists]
+    for wrong in (0, 3001):  # the first and the last one are looked at
+        more = {"tokens_count": pa.array([0 if i == wrong else n for i, n in enumerate(counts)])}
+        table = open_table(write(tmp_path / f"{wrong}.lance", lists, **more))
+        with pytest.raises(ReadError, match=f"'tokens' of row {wrong} "):
+            find_lengths(table, select_rows(table, None), "tokens")
+
+
+@pytest.mark.parametrize("tolerant", [False, True])
+def test_a_hidden_document_between_others_is_found(
+    tmp_path: Path, tolerant: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("destrier.packing.lengths._CHECKED", 0)
+    path = write(tmp_path / "t.lance", HIDDEN, **HIDES)
+    reader, blocks = reader_of(path, tolerant=tolerant, block_size=2)
+    addresses = blocks.rows(0, 0, shuffle=False).offsets(np.arange(blocks.count))
+    if tolerant:  # it is in no block that could be left out
+        rows = reader.read(addresses)
+        ids = [block["input_ids"] for block in rows.batch.to_pylist()]
+        assert (ids, rows.errors) == ([[1, 2], [3, 6], [7, 8]], {})
+        return
+    assert reader.read(addresses[:1]).batch.num_rows == 1  # of the first document alone
+    with pytest.raises(ReadError, match=r"row 1 .* has 2 tokens, but 'tokens_count', .* say 0;"):
+        reader.read(addresses[1:2])
 
 
 @pytest.mark.parametrize("count", [-1, (1 << 32) - 1, 1 << 32])
@@ -505,6 +573,54 @@ def test_bad_documents_that_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert {b: error.offset for b, error in rows.errors.items()} == {1: 3, 2: 3}
         good = [rows.batch["input_ids"][b].as_py() for b in (0, 3)]
         assert good == [[1, 2, 3], [8, 9, 10]]
+
+
+@pytest.mark.parametrize("tolerant", [False, True])
+def test_documents_that_could_not_be_read_are_read_again(
+    tmp_path: Path, tolerant: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """A storage that was away for a moment: a part of what is kept was just being read."""
+    monkeypatch.setattr("destrier.packing.held._PART_DOCUMENTS", 2)
+    documents = [[1, 2, 3], [4, 5], [6], [7, 3], [6, 7, 8], [9, 10, 11]]
+    path = write(tmp_path / "t.lance", documents)
+    reader, blocks = reader_of(path, tolerant=tolerant, block_size=3)
+    reader.keep()
+    addresses = blocks.rows(0, 0, shuffle=False).offsets(np.arange(blocks.count))
+    line = list(itertools.chain(*documents))
+    expected = [line[at : at + 3] for at in range(0, 12, 3)]
+    assert reader.read(addresses).batch.to_pylist() == [{"input_ids": ids} for ids in expected]
+
+    away = [True]
+    take = Reader.read
+
+    def read(of: Reader, offsets: Any) -> Any:
+        rows = take(of, offsets)
+        if not away or len(offsets) > 2:
+            return rows
+        error = ReadError("away", offset=int(offsets[0]), column="tokens")
+        if not of.tolerant:
+            away.clear()
+            raise error
+        rows.errors = {0: error}
+        rows.index = np.array([-1, 1])
+        return rows
+
+    monkeypatch.setattr(Reader, "read", read)
+    if tolerant:
+        for _ in range(4):
+            reader.read(addresses)
+        away.clear()
+    else:
+        with pytest.raises(ReadError, match="away"):
+            reader.read(addresses)
+    for _ in range(8):
+        rows = reader.read(addresses)
+        assert not rows.errors
+        assert rows.batch.to_pylist() == [{"input_ids": ids} for ids in expected]
+    if not tolerant:
+        before = reader.counts.stage("read").rows
+        reader.read(addresses)
+        assert reader.counts.stage("read").rows == before, "all parts are kept by now"
 
 
 def test_parallel_columns_are_cut_alike(tmp_path: Path):

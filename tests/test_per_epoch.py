@@ -180,9 +180,11 @@ def test_misuse_is_a_value_error(streaming: Any, table: Any, change: Any, words:
         streaming.StreamingDataset(table, **{**options(64, num_splits=4), **change})
 
 
-def test_ids_without_packing_mean_nothing(streaming: Any, table: Any) -> None:
-    dataset = streaming.StreamingDataset(table, num_splits=2, eos_id=1, pad_id=0, columns=["id"])
-    assert set(next(iter(dataset))) == {"id"}
+@pytest.mark.parametrize(("name", "value"), [("eos_id", 1), ("pad_id", 0)])
+def test_ids_without_packing_are_refused(table: Any, name: str, value: int) -> None:
+    """LanceDB leaves them unused in silence."""
+    with pytest.raises(ArgumentError, match=f"{name} requires pack_sequences, .* {name}={value} "):
+        StreamingDataset(table, columns=["id"], **{name: value})
 
 
 # ---- beside theirs ----------------------------------------------------------------------------

@@ -70,17 +70,22 @@ def no_collector() -> Iterator[None]:
     gc.enable()
 
 
+_others: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
 def threads() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.name.startswith("destrier")}
+    """Threads of ours that the test started; a loader of another one may be in a cycle still."""
+    running = set(threading.enumerate()) - set(_others)
+    return {thread for thread in running if thread.name.startswith("destrier")}
 
 
 @pytest.fixture(autouse=True)
 def no_thread_left() -> Iterator[None]:
-    before = threads()
+    _others.update(threading.enumerate())
     yield
-    if threads() - before:
+    if threads():
         gc.collect()
-        eventually(lambda: not threads() - before)
+        eventually(lambda: not threads())
 
 
 def eventually(condition: Callable[[], bool]) -> None:

@@ -189,8 +189,8 @@ class StreamingDataset(Streaming):
                 num_splits=num_splits,
             )
             columns, transform = None, block_rows
-        elif blocks_per_epoch is not None:
-            raise ArgumentError("blocks_per_epoch requires pack_sequences")
+        else:
+            _check_unpacked(blocks_per_epoch=blocks_per_epoch, eos_id=eos_id, pad_id=pad_id)
         if prefetch_batches is not None:
             warnings.warn(
                 "prefetch_batches is deprecated, pass io_queue_depth", DestrierWarning, stacklevel=2
@@ -386,6 +386,16 @@ def _check_row_mode(table: Any, transform: Any, sizes: dict[str, Any]) -> None:
             raise ArgumentError(
                 f"{name}={value!r} cannot be combined with pack_sequences, which gives single "
                 "blocks: pass Packed(table, block_size=...) as the table"
+            )
+
+
+def _check_unpacked(**given: Any) -> None:
+    """Raise if something is given that is of no use without pack_sequences."""
+    for name, value in given.items():
+        if value is not None:
+            raise ArgumentError(
+                f"{name} requires pack_sequences, which is not given, so {name}={value!r} would "
+                "have no effect; blocks for training come from Packed(table, block_size=...)"
             )
 
 

@@ -29,6 +29,7 @@ from destrier.device import moved, pinned
 from destrier.errors import ArgumentError, IterationError, RowError
 from destrier.feed import FeedOptions
 from destrier.iteration import LoaderIterator
+from destrier.mixing.stream import MixtureStream
 from destrier.plan import Remainder, Shares, check_batch
 from destrier.process import check_process
 from destrier.rows import OnTransformError
@@ -276,9 +277,13 @@ class StreamingDataLoader:
     def _start(self) -> tuple[Runner, Shares]:
         stream = self.dataset._settle(self.global_batch)
         dead = self._workers is not None and not self._workers.alive
-        # A state that was loaded into the dataset itself can have brought another stream.
-        if dead or (self._runner is not None and self._runner.work.stream is not stream):
+        if dead:
             self._drop()
+        if self._runner is not None and self._runner.work.stream is not stream:
+            if isinstance(stream, MixtureStream) and stream.reads_as(self._runner.work.stream):
+                self._runner.change(stream, self._shares())
+            else:  # a state that was loaded into the dataset itself can have brought another
+                self._drop()
         if self._runner is None:
             self._runner = Runner(self._work(stream), self)
         position = self.dataset._position

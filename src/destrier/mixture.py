@@ -59,8 +59,8 @@ class Mixture(Streaming):
         length: Samples in an epoch instead; the next one goes on where it stopped.
         batching: ``"mixed"``; ``"stratified"``, where each global batch has its exact quota; or
             ``"per_source"``, where each unit of samples is of one source.
-        unit: Samples of a unit; None is the global batch. The batch of a rank gives each rank a
-            source of its own.
+        unit: Samples of a unit, of which global batches are multiples; None is the global batch of
+            the start. The batch of a rank gives each rank a source of its own.
         window: Samples (units, for ``"per_source"``) in which the proportions are exact. None
             chooses 1,024, fewer for small sources; the global batch for ``"stratified"``.
         source_column: The name of a column that is added, with the name of each row's source.
@@ -221,7 +221,9 @@ class Mixture(Streaming):
         stream = self._resolve(one_of.global_batch)
         last = stream.course.segments[-1].weights
         # Its epochs are numbered anew, and all of them have the weights that it has now.
-        course = replace(stream.course, segments=(Segment(0, last),), epoch=0, spent=(), made=())
+        course = replace(
+            stream.course, segments=(Segment(0, last),), epoch=0, spent=(), made=(), before=()
+        )
         return replace(stream, course=course)
 
     def _resolve(self, batch: Batch | None) -> MixtureStream:
@@ -338,7 +340,8 @@ class Mixture(Streaming):
         if new:
             assert position is not None
             weights = self._new_weights(names)
-            course = replace(course.reweighted(*position, weights), made=weights)
+            course = course.reweighted(*position, weights, passed=position[1])
+            course = replace(course, made=weights)
         else:
             self._check_weights(course)
         stream = MixtureStream(
@@ -399,7 +402,8 @@ class Mixture(Streaming):
     def reweight(self, weights: Mapping[str, float], *, at: int | None = None) -> None:
         """Change the weights from a sample of the epoch in progress on, and for all after it.
 
-        Nothing is read twice and nothing left out: each source goes on where it is.
+        Nothing is read twice and nothing left out: each source goes on where it is. All ranks of
+        torch.distributed must call it at the same step: they compare what they change to.
 
         Args:
             weights: From name to a number, for every source; 0 leaves one out.
@@ -409,6 +413,8 @@ class Mixture(Streaming):
             ArgumentError: If a weight is none, or ``at`` was passed already.
             EmptyError: If the epochs after this one would have no sample.
             IterationError: If the mixture is being iterated without a `StreamingDataLoader`.
+            StateError: If another rank changes to other weights, or at another sample, or cannot.
+                Then no rank changes anything.
         """
         if self._shared is not None and self._shared.reading and current_worker() is None:
             raise IterationError(
@@ -427,19 +433,27 @@ class Mixture(Streaming):
         position = self._position
         if not reading and position.begun:
             position = replace(position.begin(), begun=False)
-        counter = position.counter if at is None else integer("at", at)
-        if counter < position.counter:
-            raise ArgumentError(
-                f"at={counter} has passed: the counter is {position.counter} already"
-            )
         stream = self.stream(self._stream_batch)
-        checked = check_weights(weights, stream.course.names)
-        course = stream.course.reweighted(position.epoch, counter, checked)
+
+        def changed() -> MixtureStream:
+            counter = position.counter if at is None else integer("at", at)
+            if counter < position.counter:
+                raise ArgumentError(
+                    f"at={counter} has passed: the counter is {position.counter} already"
+                )
+            checked = check_weights(weights, stream.course.names)
+            course = stream.course.reweighted(
+                position.epoch, counter, checked, passed=position.counter
+            )
+            return replace(stream, course=course)
+
+        agreed = self._agreed is stream
+        adopted = self._compared(changed) if agreed else changed()  # else at the first iterator
+        assert isinstance(adopted, MixtureStream)
         keep_chosen(self._sources, stream.sources)()  # whatever the weights are
-        self._adopted = replace(stream, course=course)
         self._weights = self._temperature = None
-        self._agreed = self._adopted if self._agreed is stream else None
-        self._stream, self._position = self._adopted, position
+        self._agreed = adopted if agreed else None
+        self._stream, self._adopted, self._position = adopted, adopted, position
         self._place()
         live = None if self._live is None else self._live()
         if not isinstance(live, LoaderIterator):
@@ -501,8 +515,12 @@ def _course(brief: Mapping[str, Any], names: tuple[str, ...], sizes: tuple[int, 
         starts = [integer("start", segment.start) for segment in segments]
         made = check_weights(dict(zip(known, schedule["made"], strict=True)), known)
         spent = [integer("spent", epochs, 0, ENDLESS) for epochs in schedule["spent"]]
-        if starts[0] != 0 or starts != sorted(starts) or len(spent) != len(known):
+        before = schedule.get("before", [0] * len(known))
+        before = [integer("before", slots, 0, ENDLESS) for slots in before]
+        if sum(before) != starts[0] or starts != sorted(starts):
             raise ValueError(starts)
+        if len(spent) != len(known) or len(before) != len(known):
+            raise ValueError(spent, before)
         return Course(
             names=names,
             sizes=sizes,
@@ -515,6 +533,7 @@ def _course(brief: Mapping[str, Any], names: tuple[str, ...], sizes: tuple[int, 
             epoch=integer("epoch", schedule["epoch"], 0, 1 << 32),
             spent=(*spent, *new),
             made=(*made, *new),
+            before=(*before, *new),
         )
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise StateError(f"the schedule of the state is damaged: {schedule!r}") from error

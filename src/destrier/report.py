@@ -208,17 +208,22 @@ class PlanReport:
         rows: Rows in the selection: the samples of an epoch.
         steps: Steps of an epoch.
         surplus_rows: Rows of an epoch that fill no step.
-        shares: What each rank reads in the step.
+        shares: What each rank reads in the step. Where rows are blocks of tokens, their offsets are
+            addresses of blocks, as ``row_offset`` of batches is.
         requests_a_step: Over all ranks, about, in the middle of an epoch: one for each run of
-            neighbouring rows and column. Lance joins those that lie close.
-        bytes_a_step: Over all ranks: as many rows as are read, of average size on disk.
+            neighbouring rows (documents, where rows are blocks) and column. Lance joins those that
+            lie close.
+        bytes_a_step: Over all ranks: as many rows (whole documents) as are read, of average size on
+            disk.
         open_rows: Rows that the windows of all ranks hold at once.
         open_bytes: Of them in memory, about.
         held: What a loader of columns with the default ``prefetch_bytes`` holds: ``"all"`` rows,
             read once in table order; open ``"windows"``; or the rows of the next ``"shares"``.
         held_bytes: Of that in each rank, about.
         deff: Variance of the mean of a batch over that of a uniform order, by the rule in
-            `design_effect`; None where nothing is shuffled.
+            `design_effect`; None where nothing is shuffled. Where rows are blocks, over that of a
+            uniform order of documents: it is as many times more as a block has documents, which
+            are neighbours.
         deff_successive: The same of 16 successive batches.
         cache: What ``cache_dir=`` would keep of each column, without those whose rows must be read
             to tell and cannot be.
@@ -260,7 +265,7 @@ class PlanReport:
 
     @property
     def requests_a_row(self) -> float:
-        """Requests for a row of one column, about."""
+        """Requests for a sample, a row or a block, of one column, about."""
         return self.requests_a_step / (self.global_batch * len(self.read_columns))
 
 
@@ -310,11 +315,13 @@ def report_plan(
         raise ArgumentError(f"no step {step}: the epoch has the steps 0 to {steps - 1}")
     identity, samples = stream.identity, plan.global_batch
     requests, rows = plan.reads(step)
+    packing = None if stream.packed is None else stream.packed.report()
 
     def effect(samples: int) -> float | None:
         if not identity.shuffle:
             return None
-        return design_effect(
+        alike = 1.0 if packing is None else packing.documents_a_block
+        return alike * design_effect(
             samples,
             num_splits=identity.num_splits,
             window=identity.window,
@@ -354,7 +361,7 @@ def report_plan(
         ),
         notes=plan.notes(),
         read_columns=plan.read_columns,
-        packing=None if stream.packed is None else stream.packed.report(),
+        packing=packing,
         buckets=plan.buckets(),
     )
 
@@ -389,15 +396,12 @@ class _Plan:
 
     @cached_property
     def stored_row_bytes(self) -> float:
-        """Average bytes on disk of a row of the columns."""
+        """Average bytes on disk of a row of the table, in the columns that are read."""
         table = self.stream.table
         stored = lance_call(f"describing {table.name}", lambda: stored_bytes(table))
         fragments = table.dataset.get_fragments()
         physical = sum(fragment.metadata.physical_rows for fragment in fragments)
         kept = float(sum(stored[name] for name in self.read_columns) / physical)
-        packed = self.stream.packed
-        if packed is not None:
-            return kept * len(packed.rows) / self.stream.count
         return kept + outside_row_bytes(table, self.read_columns)
 
     def share(self, rank: int, step: int) -> Share:
@@ -463,11 +467,12 @@ class _Plan:
         return self.open_rows > 0 and self._choose(0)[0] == "windows"
 
     def reads(self, step: int) -> tuple[float, float]:
-        """Requests and rows read in a step, over all ranks, once reading has settled."""
+        """Requests and rows of the table read in a step, over all ranks, once it has settled."""
         if self.pooled:
             rows = self.global_batch * self._splits_read / self.stream.num_splits
-            return self._window_runs(step) * rows * len(self.read_columns), rows
-        runs = 0.0
+            runs, read = (each * rows for each in self._window_reads(step))
+            return runs * len(self.read_columns), read
+        runs = read = 0.0
         looked_at = self.ranks[:_LOOKED_AT_RANKS]
         for steps in looked_at:
             schedule = Schedule(
@@ -475,33 +480,38 @@ class _Plan:
             )
             last = min(step + schedule.shares_per_block, len(steps))
             samples, _ = steps.samples(step, last)
-            runs += self._runs(self._offsets(samples)) / (last - step)
-        runs *= len(self.ranks) / len(looked_at)
-        return runs * len(self.read_columns), float(self.global_batch)
+            more_runs, more_read = self._reads(self._offsets(samples))
+            runs += more_runs / (last - step)
+            read += more_read / (last - step)
+        times = len(self.ranks) / len(looked_at)
+        return runs * times * len(self.read_columns), read * times
 
-    def _runs(self, offsets: Ints) -> int:
-        """How many runs of neighbouring rows of the table some samples consist of."""
+    def _reads(self, offsets: Ints) -> tuple[int, int]:
+        """Runs of neighbouring rows of the table that samples consist of, and how many rows."""
         packed = self.stream.packed
         rows = np.unique(offsets) if packed is None else packed.read_rows(offsets)
-        return 1 + int((np.diff(rows) > 1).sum())
+        runs = 1 + int((np.diff(rows) > 1).sum())
+        return runs, len(offsets) if packed is None else len(rows)
 
-    def _window_runs(self, step: int) -> float:
-        """Runs of neighbouring rows for each row, in windows that the step takes rows from."""
+    def _window_reads(self, step: int) -> tuple[float, float]:
+        """The same for each sample, in windows that the step takes samples from."""
         samples = np.concatenate([self._samples(steps, step) for steps in self.ranks])
         order, samples = self._in_base(samples)
         lo, hi, place = order.locate(samples)
         splits = order.num_splits
         _, index = np.unique(lo, return_index=True)
-        runs = rows = 0
+        runs = read = taken = 0
         for i in index[: max(1, _LOOKED_AT_ROWS // order.window_rows)].tolist():
             # A split consumes a window place by place, and begins inside of one.
             cycle, split = divmod(int(samples[i]), splits)
             cycles = len(range(split, order.n, splits))
             places = np.arange(hi[i] - lo[i]) - place[i]
             window = (cycle + places) % cycles * splits + split
-            runs += self._runs(self.stream.rows.offsets(order.rows(window)))
-            rows += len(window)
-        return runs / rows
+            more_runs, more_read = self._reads(self.stream.rows.offsets(order.rows(window)))
+            runs += more_runs
+            read += more_read
+            taken += len(window)
+        return runs / taken, read / taken
 
     def notes(self) -> list[str]:
         """What deserves attention."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch.distributed as dist
@@ -54,7 +54,8 @@ def agree(resolve: Callable[[], Stream], topology: Topology, group: Any = None) 
         if plan != plans[0]:
             raise StateError(
                 f"the ranks disagree on the plan: rank 0 has {plans[0]}, rank {rank} has {plan}; "
-                "they must open the same table, version, filter and seed"
+                "they must open the same table, version, filter and seed, and a mixture must have "
+                "the same weights from the same sample on"
             )
     return stream
 
@@ -130,6 +131,16 @@ class Runner:
                 self._finalizer.atexit = False  # the pipeline sees to that
         self._next = None
         return self.work.shares(epoch, counter)
+
+    def change(self, stream: Stream, shares: Callable[[int, int], Shares]) -> None:
+        """Go on with another stream that is read as the one before: what is held stays.
+
+        Args:
+            stream: The resolved stream.
+            shares: From an epoch and a start counter to its shares.
+        """
+        self.stop()  # what was read ahead is of the stream before
+        self.work = replace(self.work, stream=stream, shares=shares)
 
     def get(self) -> Delivery:
         """The next delivery."""

@@ -330,12 +330,20 @@ class Streaming(Counted, IterableDataset[Any], ABC):
             StateError: If two ranks have different plans.
         """
         if self._agreed is None or self._agreed is not self._stream:
-            if current_worker() is None:
-                mesh = self._topology_given[2]
-                group = None if mesh is None or isinstance(mesh, int) else mesh.get_group()
-                agree(lambda: self.stream(global_batch), self.topology, group)
-            self._agreed = self.stream(global_batch)
+            self._agreed = self._compared(lambda: self.stream(global_batch))
         return self._agreed
+
+    def _compared(self, resolve: Callable[[], Stream]) -> Stream:
+        """What resolving gives, once the ranks have found that they have the same.
+
+        Raises:
+            StateError: If two ranks have different plans.
+        """
+        if current_worker() is not None:  # workers belong to no process group
+            return resolve()
+        mesh = self._topology_given[2]
+        group = None if mesh is None or isinstance(mesh, int) else mesh.get_group()
+        return agree(resolve, self.topology, group)
 
     def _leave(self, iterator: Consumer) -> None:
         """Forget an iterator, if it is the live one."""
@@ -450,7 +458,7 @@ class Streaming(Counted, IterableDataset[Any], ABC):
         if not self._is_part:
             _ = self.topology
             if get_spawning_popen() is not None:
-                self._settle()  # workers belong to no process group
+                self._settle()  # workers cannot: see `_compared`
             if self._shared is None:
                 self._shared = Shared()
                 self._place()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import re
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from destrier.cli.arguments import order_from, packed_from
-from destrier.cli.printing import print_facts, print_json, print_table
+from destrier.cli.printing import print_facts, print_plan, print_table
 from destrier.errors import ArgumentError
 from destrier.show import size
 
@@ -76,19 +75,8 @@ def plan_mixture(options: argparse.Namespace) -> int:
         rank=0,
         world_size=options.world_size,
     )
-    report = report_mixture(
-        mixture.stream(),
-        global_batch=options.global_batch,
-        world_size=options.world_size,
-        step=options.step,
-        epoch=options.epoch,
-        columns=options.columns,
-    )
-    if options.json:
-        print_json(dataclasses.asdict(report))
-    else:
-        _print(report)
-    return 0
+    batch = options.global_batch
+    return print_plan(options, mixture.stream(), report_mixture, _print, global_batch=batch)
 
 
 def _named(uris: list[str]) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from destrier.cli.arguments import (
@@ -19,7 +18,7 @@ from destrier.cli.arguments import (
     packed_from,
     whole,
 )
-from destrier.cli.printing import print_facts, print_json
+from destrier.cli.printing import print_facts, print_plan
 from destrier.show import number, size
 
 if TYPE_CHECKING:
@@ -113,22 +112,11 @@ def _plan(options: argparse.Namespace) -> int:
     )
     step = dataset.global_batch
     assert step is not None
-    report = report_plan(
-        dataset.stream(),
-        global_batch=step,
-        world_size=options.world_size,
-        step=options.step,
-        epoch=options.epoch,
-        columns=options.columns,
-    )
-    if options.json:
-        print_json(dataclasses.asdict(report))
-    else:
-        _print_plan(report)
-    return 0
+    return print_plan(options, dataset.stream(), report_plan, _print_plan, global_batch=step)
 
 
 def _print_plan(report: PlanReport) -> None:
+    sample, read = ("row", "rows") if report.packing is None else ("block", "documents")
     print_facts(
         {
             "table": report.table,
@@ -143,9 +131,9 @@ def _print_plan(report: PlanReport) -> None:
             * (report.held == "all")
             + f"about {number(report.requests_a_step)} requests of "
             f"{size(report.bytes_a_step)} in all (estimated, for the middle of an epoch: one for "
-            f"each run of neighbouring rows in each of {len(report.read_columns)} columns, rows of "
-            "average size on disk; Lance joins requests that lie close)",
-            "requests a row": f"about {report.requests_a_row:.3g} in each column",
+            f"each run of neighbouring {read} in each of {len(report.read_columns)} columns, "
+            f"{read} of average size on disk; Lance joins requests that lie close)",
+            f"requests a {sample}": f"about {report.requests_a_row:.3g} in each column",
             "open rows": f"{report.open_rows:,}, about {size(report.open_bytes)} over all ranks"
             if report.open_rows
             else "none: rows are read shortly before their step",
@@ -156,7 +144,8 @@ def _print_plan(report: PlanReport) -> None:
             or "unknown: rows cannot be read",
         }
     )
-    print(f"\nstep {report.step} of epoch {report.epoch}, row offsets of each rank:")
+    places = "row offsets" if report.packing is None else "addresses of blocks"
+    print(f"\nstep {report.step} of epoch {report.epoch}, {places} of each rank:")
     for share in report.shares:
         rows = ", ".join(map(str, share.rows[:_SHOWN_ROWS]))
         more = f", ... {len(share.rows)} rows" if len(share.rows) > _SHOWN_ROWS else ""
@@ -219,7 +208,13 @@ def _order(report: PlanReport) -> str:
 def _effects(report: PlanReport) -> str:
     if report.deff is None or report.deff_successive is None:
         return "without meaning: nothing is shuffled"
+    packing = report.packing
+    rows, more = "rows", ""
+    if packing is not None:
+        rows = "documents"
+        more = f"; a block has {packing.documents_a_block:.3g} documents, which are neighbours"
     return (
         f"{report.deff:.2f} for a batch, {report.deff_successive:.2f} for 16 successive ones "
-        "(at most, for rows that are sorted: variance of the mean over that of a uniform order)"
+        f"(at most, for {rows} that are sorted: variance of the mean over that of a uniform order"
+        f"{more})"
     )

@@ -52,7 +52,8 @@ class Course:
     Args:
         names: Of the sources.
         sizes: Samples in an epoch of each.
-        segments: From slot 0 on, of epoch ``epoch``. Epochs after it have the last weights.
+        segments: Of epoch ``epoch``, from the first slot on that anybody may still ask for, which
+            is 0 unless ``before`` says more. Epochs after it have the last weights.
         window: Slots of a window, Q.
         unit: Samples of a slot: so many successive ones are of one source.
         stop: When an epoch is over.
@@ -62,6 +63,7 @@ class Course:
             (``stop`` is "length") it is 0, and slots are counted from epoch 0 on.
         spent: Epochs of each source that were begun before.
         made: The weights of the beginning.
+        before: Slots of each source before the first segment: what is left of those that passed.
     """
 
     names: tuple[str, ...]
@@ -75,12 +77,15 @@ class Course:
     epoch: int = 0
     spent: tuple[int, ...] = field(default=())
     made: tuple[float, ...] = field(default=())
+    before: tuple[int, ...] = field(default=())
 
     def __post_init__(self) -> None:
         if not self.made:
             object.__setattr__(self, "made", self.segments[0].weights)
         if not self.spent:
             object.__setattr__(self, "spent", (0,) * len(self.names))
+        if not self.before:
+            object.__setattr__(self, "before", (0,) * len(self.names))
         _ = self._quotas(0, self.segments[-1].weights)  # refuses what no window can hold
         if self.stop == "all_exhausted":
             for name, size, weight in zip(
@@ -124,7 +129,7 @@ class Course:
 
     @cached_property
     def _own_bases(self) -> list[list[int]]:
-        bases = [[0] * len(self.names)]
+        bases = [list(self.before)]
         for before, after in pairwise(self.segments):
             quotas = self._quotas(self.epoch, before.weights)
             counts = quotas.counts_before(after.start - before.start)
@@ -202,7 +207,15 @@ class Course:
                 quotas = self._quotas(epoch, segment.weights)
                 counts = quotas.counts_before(slot - segment.start)
                 return [a + b for a, b in zip(base, counts, strict=True)]
-        raise AssertionError(slot)
+        raise self._forgotten(epoch)
+
+    def _forgotten(self, epoch: int) -> ArgumentError:
+        """What is raised where somebody asks for samples of segments that passed."""
+        first = self.segments[0].start * self.unit - self._offset(epoch)
+        return ArgumentError(
+            f"the mixture was reweighted since: the weights before sample {first} of epoch {epoch} "
+            "are not kept; load a state from before it"
+        )
 
     def _offset(self, epoch: int) -> int:
         """The sample, counted from epoch 0 on, at which an epoch begins that goes on."""
@@ -215,9 +228,11 @@ class Course:
         x = g + self._offset(epoch)
         slot = x // self.unit if self.unit > 1 else x
         segments = self._segments(epoch)
-        if len(segments) == 1:
+        if len(segments) == 1 and not segments[0].start:
             source, index = self._quotas(epoch, segments[0].weights).slots(slot)
         else:
+            if len(slot) and slot.min() < segments[0].start:
+                raise self._forgotten(epoch)
             source, index = self._route_segments(epoch, slot)
         if self.unit > 1:
             index = index * self.unit + x % self.unit
@@ -264,8 +279,21 @@ class Course:
         counts = self.counts(epoch)
         return [-(-count // size) for count, size in zip(counts, self.sizes, strict=True)]
 
-    def reweighted(self, epoch: int, at: int, weights: tuple[float, ...]) -> Course:
+    def reweighted(
+        self, epoch: int, at: int, weights: tuple[float, ...], *, passed: int = 0
+    ) -> Course:
         """The course with other weights from a sample of an epoch on.
+
+        Weights of earlier epochs are not kept, and in an epoch without end none that held before
+        ``passed`` only: so a course that goes on is no longer for having been changed often.
+        Other epochs keep theirs until they are over, because their last step may be filled up
+        with their first samples.
+
+        Args:
+            epoch: The epoch.
+            at: Its first sample that the weights hold for.
+            weights: One a source.
+            passed: Samples of the epoch that nobody will ask for again.
 
         Raises:
             ArgumentError: If there is no such sample, or it is inside a unit.
@@ -277,7 +305,7 @@ class Course:
                 "weights= when it is made"
             )
         x = at + self._offset(epoch)
-        before = [Segment(s.start, s.weights) for s in self._segments(epoch)]
+        before = self._segments(epoch)
         if at < 0 or at > self.samples(epoch) or x % self.unit:
             raise ArgumentError(
                 f"a mixture is reweighted at a sample of its epoch, from 0 to "
@@ -290,9 +318,13 @@ class Course:
                 f"got the earlier one {x}"
             )
         kept = [segment for segment in before if segment.start < slot]
+        needed = (self._offset(epoch) + (passed if self.stop == "never" else 0)) // self.unit
+        gone = max(0, sum(segment.start <= needed for segment in kept) - 1)
+        bases = self._bases(epoch)
         changed = replace(
             self,
-            segments=(*kept, Segment(slot, weights)),
+            segments=(*kept[gone:], Segment(slot, weights)),
+            before=tuple(bases[gone]),
             epoch=0 if self.goes_on else epoch,
             spent=tuple(self._begun(epoch)),
         )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from destrier.dataset import StreamingDataset
-from destrier.errors import ArgumentError, EmptyError, StateError, VersionError
+from destrier.errors import ArgumentError, EmptyError, FilterError, StateError, VersionError
 from destrier.mixing.stream import Source
 from destrier.resolving import OneOf
 from destrier.streaming import Streaming
@@ -76,6 +76,7 @@ def resolve_parts(parts: Mapping[str, Streaming], one_of: OneOf) -> dict[str, So
 
     Raises:
         EmptyError: If one has no rows; names the source.
+        FilterError: If a filter cannot be run; likewise.
     """
     sources: dict[str, Source] = {}
     for name, part in parts.items():
@@ -83,6 +84,8 @@ def resolve_parts(parts: Mapping[str, Streaming], one_of: OneOf) -> dict[str, So
             sources[name] = part._as_source(one_of)
         except EmptyError as error:
             raise EmptyError(f"source {name!r} is empty: {error}") from error
+        except FilterError as error:
+            raise FilterError(f"source {name!r}: {error}") from error
     return sources
 
 

@@ -107,8 +107,10 @@ class MixtureStream:
     @cached_property
     def plan(self) -> str:
         """A digest of the schedule and of what it is over: ranks compare it."""
-        weights = [[segment.start, list(segment.weights)] for segment in self.course.segments]
-        return f"{self.plan_hash} of sources {', '.join(self.course.names)}, weights {weights}"
+        course = self.course
+        weights = [[segment.start, list(segment.weights)] for segment in course.segments]
+        before = f" after {list(course.before)}" if any(course.before) else ""
+        return f"{self.plan_hash} of sources {', '.join(course.names)}, weights {weights}{before}"
 
     @cached_property
     def plan_hash(self) -> str:
@@ -142,6 +144,7 @@ class MixtureStream:
                 "epoch": course.epoch,
                 "spent": list(course.spent),
                 "made": list(course.made),
+                "before": list(course.before),
                 "weights": [[s.start, list(s.weights)] for s in course.segments],
             },
             "sources": {name: source.brief() for name, source in pairs},
@@ -241,7 +244,7 @@ class MixtureStream:
         if self.batching == "per_source" and batch % unit:
             raise ArgumentError(
                 f"batching='per_source' was made for units of {unit} samples of one source, and a "
-                f"global batch of {batch} is no multiple of it; keep the global batch"
+                f"global batch of {batch} is no multiple of it; take a multiple"
             )
 
     def cycles(self, topology: Topology, worker: Worker) -> MixtureCycles:
@@ -280,6 +283,19 @@ class MixtureStream:
             sources=self.source_of_leaf,
         )
 
+    def reads_as(self, other: object) -> bool:
+        """Whether what reads another stream reads this one too: other weights, the same tables.
+
+        Not where a source is drawn that was not before: more of it may then be worth holding.
+        """
+        if not isinstance(other, MixtureStream) or other.sources is not self.sources:
+            return False
+        drawn, before = (
+            [weight > 0 for weight in stream.course.segments[-1].weights]
+            for stream in (self, other)
+        )
+        return drawn == before
+
     def _together(self, options: FeedOptions) -> Sequence[int]:
         """For each table a number, the same where rows come in the same batches."""
         unit, batch = self.course.unit, options.batch
@@ -293,11 +309,13 @@ class MixtureStream:
         """Samples of each table in an epoch, or relative numbers where that has no end."""
         drawn: list[float] = []
         course = self.course
-        endless = self.count >= ENDLESS
-        counts: Sequence[float] = (
-            list(course.segments[-1].weights) if endless else course.counts(course.epoch)
-        )
-        scale = max(course.sizes) / max(counts) if endless else 1.0
+        counts: Sequence[float] = list(course.segments[-1].weights)
+        if self.count >= ENDLESS:
+            scale = max(course.sizes) / max(counts)
+        elif course.goes_on:
+            scale = self.count / sum(counts)
+        else:
+            counts, scale = course.counts(course.epoch), 1.0
         for source, count in zip(self.sources, counts, strict=True):
             inner = [leaf.count for leaf in source.leaves]
             drawn += [count * scale * each / sum(inner) for each in inner]

@@ -53,6 +53,11 @@ class PackingReport:
     unreached: int
     cut: float
 
+    @property
+    def documents_a_block(self) -> float:
+        """How many documents the tokens of a block are of, at least 1."""
+        return max(1.0, self.block_size * (self.documents - self.empty) / self.tokens)
+
 
 @dataclass(frozen=True)
 class PackedRows:

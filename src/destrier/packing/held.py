@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from destrier.errors import RowError
 from destrier.keyed import Ints
 from destrier.memory import fresh
 from destrier.packing.copying import copy_runs
@@ -27,7 +27,8 @@ class HeldDocuments:
 
     Whoever asks for documents reads a part of all of them too, in their order, which is many times
     cheaper than in any other; once all parts are there, nothing is read any more. So no batch
-    waits for all documents, and no thread is needed. Safe to call from several threads.
+    waits for all documents, and no thread is needed. What could not be read is tried again
+    when somebody asks: the storage may have been away. Safe to call from several threads.
 
     Args:
         read: Reads documents by their places.
@@ -47,9 +48,10 @@ class HeldDocuments:
         count = max(self._tokens * token_bytes // _PART_BYTES, len(sizes) // _PART_DOCUMENTS)
         self._part = -(-len(sizes) // (count + 1))
         self._here = np.zeros(-(-len(sizes) // self._part), np.bool_)
-        self._next = -1  # the first call reads no part: a first batch waits for it
+        self._left = deque(range(len(self._here)))  # parts that nobody reads yet
+        self._begun = False  # the first call reads no part: a first batch waits for it
         self._values: dict[str, NDArray[Any]] = {}
-        self._errors: dict[int, RowError] = {}
+        self._bad = np.empty(0, np.int64)  # documents of parts that are here, but for these
         self._lock = threading.Lock()
 
     def documents(self, places: Ints) -> Documents:
@@ -61,24 +63,27 @@ class HeldDocuments:
         self._go_on()
         if not len(places) or not self._here[np.unique(places // self._part)].all():
             return self._read(places)
+        if len(self._bad) and np.isin(places, self._bad).any():
+            return self._read(places)
         starts, sizes = self._starts[places], self._sizes[places]
-        errors = {}
-        if self._errors:
-            numbers = {int(place): i for i, place in enumerate(places.tolist())}
-            errors = {
-                numbers[place]: error for place, error in self._errors.items() if place in numbers
-            }
-        return Documents(self._values, dict.fromkeys(self._values, starts), sizes, errors)
+        return Documents(self._values, dict.fromkeys(self._values, starts), sizes, {})
 
     def _go_on(self) -> None:
         """Read the next part, if there is one that nobody reads."""
         with self._lock:
-            number = self._next
-            if number == len(self._here):
+            begun, self._begun = self._begun, True
+            if not begun or not self._left:
                 return
-            self._next = number + 1
-        if number < 0:
-            return
+            number = self._left.popleft()
+        try:
+            self._keep(number)
+        except BaseException:
+            with self._lock:
+                self._left.append(number)
+            raise
+
+    def _keep(self, number: int) -> None:
+        """Read a part, and keep it."""
         first = number * self._part
         places = np.arange(first, min(first + self._part, len(self._sizes)))
         found = self._read(places)
@@ -98,5 +103,5 @@ class HeldDocuments:
                 self._sizes[chosen],
             )
         with self._lock:
-            self._errors.update({first + i: error for i, error in found.errors.items()})
+            self._bad = np.append(self._bad, places[~good])
             self._here[number] = True

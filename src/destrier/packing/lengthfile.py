@@ -7,7 +7,8 @@
     sums       int64: tokens, and documents with any, before each group of 1,024 documents
 
 It is written once by rename and mapped into memory. What a start must look at are the sums: the
-lengths of 100 million documents are 400 MB, of which each read touches a few pages.
+lengths of 100 million documents are 400 MB, of which each read touches a few pages. The folder is
+kept within bounds: a file that is written takes the place of those that were not used for longest.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -37,6 +38,8 @@ MISSING = (1 << 32) - 1  # the length of a list that is null
 
 _MAGIC = "destrier-lengths-1"
 _HEADER_BYTES = 4096
+_MOST_FILES = 1024
+_MOST_BYTES = 8 << 30  # of all files
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,8 @@ def stored_lengths(key: str, find: Callable[[], Iterable[NDArray[np.uint32]]]) -
     if found is None:
         with alone(path):
             found = _load(path) or _keep(path, find)
+    with suppress(OSError):
+        os.utime(path)  # when it was used last
     return found
 
 
@@ -124,6 +129,7 @@ def _keep(path: Path, find: Callable[[], Iterable[NDArray[np.uint32]]]) -> Store
     try:
         _write(path, find())
         kept = _load(path)
+        _clean(path)
     except _UnwritableError as error:
         warnings.warn(
             f"the lengths of documents stay in memory, because the cache folder {path.parent} "
@@ -133,6 +139,27 @@ def _keep(path: Path, find: Callable[[], Iterable[NDArray[np.uint32]]]) -> Store
         )
         kept = None
     return _in_memory(find()) if kept is None else kept
+
+
+def _clean(written: Path) -> None:
+    """Remove the files that were not used for longest, beyond what the folder may have.
+
+    Who has mapped one goes on reading it: on Linux a file that is removed stays until it is let go,
+    and where it does not, it cannot be removed.
+    """
+    files: list[tuple[float, int, Path]] = []
+    for path in written.parent.glob("*.lengths"):
+        with suppress(OSError):  # another process removed it
+            status = path.stat()
+            files.append((status.st_mtime, status.st_size, path))
+    files.sort(key=lambda file: (file[2] == written, file[0]))
+    count, size = len(files), sum(size for _, size, _ in files)
+    for _, own, path in files:
+        if path == written or (count <= _MOST_FILES and size <= _MOST_BYTES):
+            return
+        with suppress(OSError):
+            path.unlink()
+        count, size = count - 1, size - own
 
 
 def _in_memory(pieces: Iterable[NDArray[np.uint32]]) -> Stored:

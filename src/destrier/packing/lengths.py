@@ -2,6 +2,9 @@
 
 They are found once on a machine for each table, column and selection: from the count column that
 the writer writes, else by one scan of the lists.
+
+A wrong count is noticed when its document is read. One of 0 would hide the document, which then is
+in no block: so the lists of some documents that have no token are looked at when lengths are found.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from numpy.typing import NDArray
 from destrier.errors import ColumnError, EmptyError, ReadError
 from destrier.keyed import Ints
 from destrier.packing.lengthfile import GROUP, MISSING, Sums, stored_lengths
+from destrier.read import Reader
 from destrier.selection import BitmapRows, RangeRows, RowList
 from destrier.table import Table, lance_call
 from destrier.writing.layout import count_name
@@ -29,6 +33,7 @@ _SCAN_ROWS = 1 << 16
 _SCAN_AHEAD = 4  # batches; Lance would read gigabytes ahead
 _SCAN_BYTES = 8 << 20
 _LIST_BYTES = 8 << 20  # of a batch of lists, about
+_CHECKED = 256  # documents without tokens
 
 
 class Lengths:
@@ -108,7 +113,8 @@ def find_lengths(table: Table, rows: RowList, column: str, *, extra: int = 0) ->
 
     Raises:
         ColumnError: If the column holds neither.
-        ReadError: If a list is missing, or is of no possible length; names the row.
+        ReadError: If a list is missing, or is of no possible length, or a document has tokens
+            though its count is 0, as far as that is looked at; names the row.
         EmptyError: If no document has a token.
     """
     table.check_columns([column])
@@ -118,17 +124,19 @@ def find_lengths(table: Table, rows: RowList, column: str, *, extra: int = 0) ->
             f"column {column!r} of {table.name} is of type {kind}, which has no lengths: it must "
             "hold lists, or integers that are lengths"
         )
+    of = (table, column, rows)
     if pa.types.is_fixed_size_list(kind):
         lengths = _equal(len(rows), kind.list_size, extra)
     else:
-        whole = stored_lengths(
-            f"{table.identity}|{table.version}|{column}", lambda: _scanned(table, column)
-        )
+        key = f"{table.identity}|{table.version}|{column}"
         if isinstance(rows, RangeRows) and len(rows) == table.num_rows:
-            chosen = whole
+            chosen = stored_lengths(key, lambda: _checked_empty(_scanned(table, column), *of))
         else:
-            key = f"{table.identity}|{table.version}|{column}|{rows.digest}"
-            chosen = stored_lengths(key, lambda: _selected(whole.values, rows))
+            whole = stored_lengths(key, lambda: _scanned(table, column))
+            chosen = stored_lengths(
+                f"{key}|{rows.digest}",
+                lambda: _checked_empty(_selected(whole.values, rows), *of),
+            )
         if chosen.missing is not None:
             offset, name = int(rows.offsets(np.array([chosen.missing]))[0]), _counted(table, column)
             raise ReadError(
@@ -228,6 +236,42 @@ def _checked(counts: pa.Array, table: Table, name: str, first: int) -> NDArray[n
         )
     stored: NDArray[np.uint32] = values.astype(np.uint32)
     return stored
+
+
+def _checked_empty(
+    pieces: Iterable[NDArray[np.uint32]], table: Table, column: str, rows: RowList
+) -> Iterator[NDArray[np.uint32]]:
+    """The lengths; at their end, some documents of none are read if lengths came from counts.
+
+    Raises:
+        ReadError: If one has tokens.
+    """
+    empty, first = [np.empty(0, np.int64)], 0
+    for piece in pieces:
+        empty.append(first + _some(np.flatnonzero(piece == 0)))
+        first += len(piece)
+        yield piece
+    places = _some(np.concatenate(empty))
+    name = _counted(table, column)
+    if name == column or not len(places):
+        return
+    offsets = np.unique(rows.offsets(places))
+    found = Reader(table, [column]).read(offsets).batch.column(0)
+    sizes = pc.fill_null(pc.list_value_length(found), 0).to_numpy(zero_copy_only=False)
+    for i in np.flatnonzero(sizes)[:1].tolist():
+        raise ReadError(
+            f"column {column!r} of row {offsets[i]} of {table.name} has {sizes[i]} tokens, but "
+            f"{name!r} says 0; write the counts anew, or leave such rows out: filter='{name} > 0'",
+            offset=int(offsets[i]),
+            column=column,
+        )
+
+
+def _some(places: Ints) -> Ints:
+    """As many of them as are looked at, evenly spaced."""
+    if len(places) <= _CHECKED:
+        return places
+    return places[np.linspace(0, len(places) - 1, _CHECKED).astype(np.int64)]
 
 
 def _selected(whole: NDArray[np.uint32], rows: RowList) -> Iterator[NDArray[np.uint32]]:

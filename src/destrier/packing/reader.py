@@ -18,7 +18,7 @@ from destrier.packing.copying import copy_runs
 from destrier.packing.held import HeldDocuments
 from destrier.packing.packing import Packing
 from destrier.packing.pieces import Blocks, Pieces
-from destrier.packing.source import Documents, read_documents
+from destrier.packing.source import Documents, empty_between, read_documents
 from destrier.read import Reader, Rows
 from destrier.selection import RowList
 
@@ -96,9 +96,18 @@ class PackedReader:
         return rows
 
     def _read_documents(self, places: Ints) -> Documents:
-        offsets = self._rows.offsets(places)
-        lengths = self._blocks.lengths
-        return read_documents(self._reader, self._packing, lengths, places, offsets)
+        lengths, rows = self._blocks.lengths, self._rows
+        every = np.union1d(places, empty_between(places, lengths, rows))
+        read = read_documents(self._reader, self._packing, lengths, every, rows.offsets(every))
+        if len(every) == len(places):
+            return read
+        at = np.searchsorted(every, places)
+        return Documents(
+            read.values,
+            {name: starts[at] for name, starts in read.starts.items()},
+            read.sizes[at],
+            {i: read.errors[j] for i, j in enumerate(at.tolist()) if j in read.errors},
+        )
 
 
 def _failed(pieces: Pieces, document: Ints, errors: dict[int, RowError]) -> dict[int, RowError]:

@@ -14,9 +14,12 @@ from destrier.keyed import Ints
 from destrier.packing.lengths import Lengths
 from destrier.packing.packing import Packing
 from destrier.read import Reader
+from destrier.selection import RowList
 from destrier.writing.layout import count_name
 
-__all__ = ["Documents", "read_documents"]
+__all__ = ["Documents", "empty_between", "read_documents"]
+
+_FEW = 16  # documents without tokens in a row
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,30 @@ def read_documents(
     if read.errors and not reader.tolerant:
         raise read.errors[min(read.errors)]
     return Documents(read.values, read.starts, read.sizes, read.errors)
+
+
+def empty_between(places: Ints, lengths: Lengths, rows: RowList) -> Ints:
+    """Documents without tokens between others that are read, in neighbouring rows of the table.
+
+    To read them costs next to nothing, and shows whether they have tokens though their count is 0.
+
+    Args:
+        places: What is read, ascending.
+        lengths: What is known of all documents.
+        rows: The documents: rows of the table.
+    """
+    gap = np.diff(places)
+    near = np.flatnonzero((gap > 1) & (gap <= _FEW + 1))
+    before, gap = places[near], gap[near]
+    close = rows.offsets(before + gap) - rows.offsets(before) == gap
+    before, count = before[close], gap[close] - 1
+    first = np.cumsum(count) - count
+    between: Ints = np.repeat(before + 1 - first, count) + np.arange(count.sum())
+    if not len(between):
+        return between
+    empty = np.add.reduceat(lengths.values[between].astype(np.int64), first) == 0
+    chosen: Ints = between[np.repeat(empty, count)]
+    return chosen
 
 
 class _Reading:
