@@ -198,12 +198,17 @@ class Pipeline:
                     self._queue.append(error)
                 self._condition.notify_all()
         finally:
-            self._readers.stop()
+            pools = [self._readers]
             if self._finishers is not None:
+                pools.append(self._finishers)
                 with self._condition:  # what is queued may still be finished and consumed
                     while not self._stopped:
                         self._condition.wait()
-                self._finishers.stop()
+            for pool in pools:
+                pool.stop()
+            # This thread keeps the pipeline, so that the interpreter's exit waits for all of them.
+            for pool in pools:
+                pool.join()
 
     def _run(self) -> None:
         blocks = self._blocks()
