@@ -15,7 +15,8 @@ from typing import Any
 import lance
 import numpy as np
 import pyarrow as pa
-from common import DATA, save, small_rows, spread, timed
+from common import DATA, save, spread, timed
+from data import dataset
 
 from destrier import StreamingDataLoader, StreamingDataset
 
@@ -42,7 +43,7 @@ def _images(rng: Any) -> pa.Table:
 def _epoch(uri: str, size: int, folder: Path | None, options: dict[str, Any]) -> float:
     """Rows a second, of a loader whose reading ahead ends with its epoch."""
     dataset = StreamingDataset(uri, cache_dir=folder, **options)
-    with StreamingDataLoader(dataset, batch_size=size) as loader:
+    with StreamingDataLoader(dataset, batch_size=size, decode={}) as loader:
         seconds, rows = timed(lambda: sum(_rows(batch) for batch in loader))
     return float(rows / seconds)
 
@@ -56,7 +57,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     rounds = parser.parse_args().rounds
-    small = str(small_rows())
+    small = str(dataset("small", "lance", 2_000_000))
+    jpeg = str(dataset("jpeg", "lance", 20_000))
     tokens, images = _table("cache-tokens", _tokens), _table("cache-images", _images)
     workloads: dict[str, tuple[str, int, dict[str, Any]]] = {
         "small rows, clump 1": (small, 1024, {"shuffle_clump_size": 1}),
@@ -65,6 +67,7 @@ def main() -> None:
         "tokens": (tokens, 64, {}),
         "images, clump 1": (images, 64, {"shuffle_clump_size": 1}),
         "images": (images, 64, {}),
+        "JPEG bytes": (jpeg, 256, {}),
     }
     results = {}
     for name, (uri, batch, options) in workloads.items():

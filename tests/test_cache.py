@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -171,7 +172,7 @@ def types() -> pa.Table:
 def test_every_type_and_any_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # small blocks, so that reads meet borders of blocks
     monkeypatch.setattr("destrier.caching.blocks.BLOCK_BYTES", 40_000)
-    monkeypatch.setattr("destrier.caching.cached._OPEN_FILES", 8)
+    monkeypatch.setattr("destrier.caching.cached._KNOWN_BYTES", 4_000)
     uri = str(tmp_path / "t.lance")
     lance.write_dataset(types(), uri, max_rows_per_file=110)
     table = open_table(uri)
@@ -291,8 +292,7 @@ def test_no_damaged_bytes_are_served(tmp_path: Path, column: str) -> None:
     for content in [good, *damages(good, 60)]:
         path.write_bytes(content)
         try:
-            file = os.open(path, os.O_RDONLY)
-            values = FileValues(file, column=KEY, block=3, rows=50)
+            values = FileValues(partial(os.open, path, os.O_RDONLY), column=KEY, block=3, rows=50)
             served = assembled([(values, np.arange(50))], array.type)
         except DamagedError:
             assert content != good
@@ -306,7 +306,7 @@ def test_another_block_is_not_served(tmp_path: Path) -> None:
     for other in ({"block": 4}, {"column": "1" * 32}, {"rows": 8}):
         wanted = {"column": KEY, "block": 3, "rows": 9, **other}
         with pytest.raises(DamagedError):
-            FileValues(os.open(path, os.O_RDONLY), **wanted)
+            FileValues(partial(os.open, path, os.O_RDONLY), **wanted)
 
 
 def test_damaged_files_are_read_again_even_while_in_use(own_table: Made, tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def _simplejpeg() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_pixels_do_not_depend_on_the_decoder(kind, monkeypatch):
     mine = [outcome(KINDS[kind], wanted) for wanted in WANTED]
-    taken = jpeg.decode_jpeg(KINDS[kind], "RGB", None, None)
+    taken = jpeg.decode_jpeg(KINDS[kind], jpeg.read_header(KINDS[kind]), "RGB", None, None)
     assert (taken is None) == (kind in ("cmyk",))
     without_simplejpeg(monkeypatch)
     assert mine == [outcome(KINDS[kind], wanted) for wanted in WANTED]
@@ -352,7 +352,7 @@ def test_views_of_files_give_the_pixels_and_errors_of_their_bytes(monkeypatch):
     assert small.values.tolist() == [b"a", None, b"b"]
     skipped = pa.array([b"no", *files, bytes(1 << 20)]).slice(1, len(files))
     views = from_arrow(skipped, views=True).values
-    assert {type(value) for value in views} == {memoryview, type(None)}
+    assert {type(value) for value in views} == {pa.Buffer, type(None)}
     assert [value and bytes(value) for value in views] == [
         value and bytes(value) for value in files
     ]

@@ -100,7 +100,7 @@ def from_arrow(array: pa.Array, *, views: bool = False) -> Column:
 
     Args:
         array: The column.
-        views: Whether large values of bytes may be views, too: `memoryview` instead of `bytes`.
+        views: Whether large values of bytes may be views, too: `pyarrow.Buffer` instead of `bytes`.
     """
     kind = array.type
     if views and is_wide([array]):
@@ -166,12 +166,15 @@ def _objects(array: pa.Array) -> Column:
 
 
 def _views(array: pa.Array) -> Column:
-    """Bytes where Arrow has them; they keep its memory alive."""
+    """Bytes where Arrow has them; they keep its memory alive.
+
+    Unlike `memoryview`, a buffer is nothing that Python's collector looks at: with tens of
+    thousands of views that are held, it would stop all threads for a tenth of a second at a time.
+    """
     _, offsets, data = array.buffers()
     width = np.int32 if pa.types.is_binary(array.type) else np.int64
     bounds = np.frombuffer(offsets, width)[array.offset : array.offset + len(array) + 1].tolist()
-    memory = memoryview(data).cast("B")
-    slices = (memory[start:stop] for start, stop in pairwise(bounds))
+    slices = (data.slice(start, stop - start) for start, stop in pairwise(bounds))
     values = np.fromiter(slices, np.object_, len(array))
     if array.null_count:
         values[~array.is_valid().to_numpy(zero_copy_only=False)] = None

@@ -152,8 +152,8 @@ def to_format(columns: Columns, format: Format, images: Mapping[str, Image]) -> 
 
 def _own(value: Any) -> Any:
     """A value of its own: the rows that are held must not change with what users do to batches."""
-    if isinstance(value, memoryview):
-        return bytes(value)
+    if isinstance(value, pa.Buffer):
+        return value.to_pybytes()
     if isinstance(value, list):
         return [_own(item) for item in value]
     if isinstance(value, dict):

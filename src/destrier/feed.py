@@ -312,7 +312,6 @@ class TableMemory:
         views: Collection[str] = (),
         expected: int = 0,
     ) -> None:
-        self._schema = schema
         self._columnar = columnar
         self._views = views
         self._expected = expected
@@ -369,12 +368,16 @@ class TableMemory:
         )
 
     def after_epoch(self) -> TableMemory:
-        """Itself if it has all rows, else an empty one."""
-        if self._complete:
-            return self
-        return TableMemory(
-            self._schema, columnar=self._columnar, views=self._views, expected=self._expected
-        )
+        """Itself with all rows, if it has them, else with none.
+
+        The memory of its pool stays: to have it anew takes longer than to fill it.
+        """
+        if not self._complete:
+            self._pool.free(0, len(self._pool_offsets))
+            self._pool_errors.clear()
+            self._source, self._offsets = self._pool, self._pool_offsets
+            self._errors = self._pool_errors
+        return self
 
 
 def measured_row_bytes(reader: RowReader, rows: RowList, *, columnar: bool) -> float:

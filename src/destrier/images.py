@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from destrier.check import integer
 from destrier.errors import ArgumentError
-from destrier.jpeg import decode_jpeg, jpeg_size, scale_of
+from destrier.jpeg import Header, decode_jpeg, decoded_size, read_header, scale_of
 from destrier.memory import fresh
 
 __all__ = ["Image", "decode_image", "decode_images"]
@@ -61,7 +61,7 @@ def decode_images(values: NDArray[Any], wanted: Image) -> tuple[NDArray[Any], di
     """Decode the files of a column.
 
     Args:
-        values: Bytes or views of them, or None for null.
+        values: Bytes, or Arrow's buffers of them, or None for null.
         wanted: How they are decoded.
 
     Returns:
@@ -74,12 +74,15 @@ def decode_images(values: NDArray[Any], wanted: Image) -> tuple[NDArray[Any], di
     errors: dict[int, str] = {}
     stack: NDArray[np.uint8] | None = None
     first: NDArray[np.uint8] | None = None
-    stackable = _may_have_one_size(values, wanted.at_least)
-    for i, data in enumerate(values):
+    # The items of a buffer are signed without the cast.
+    files = [None if data is None else memoryview(data).cast("B") for data in values]
+    headers = [None if data is None else read_header(data) for data in files]
+    stackable = None not in files and _may_have_one_size(headers, wanted.at_least)
+    for i, data in enumerate(files):
         if data is None:
             continue
         try:
-            image = decode_image(data, wanted, None if stack is None else stack[i])
+            image = _decode(data, headers[i], wanted, None if stack is None else stack[i])
         except ValueError as error:
             errors[i] = str(error)
             continue
@@ -111,29 +114,34 @@ def _part(images: NDArray[Any]) -> None:
             images[i] = image.copy()
 
 
-def _may_have_one_size(values: NDArray[Any], at_least: tuple[int, int] | None) -> bool:
-    """Whether no value is null and no two say in their headers that they differ."""
-    if any(data is None for data in values):
-        return False
-    return len({jpeg_size(data, at_least) for data in values} - {None}) <= 1
+def _may_have_one_size(headers: list[Header | None], at_least: tuple[int, int] | None) -> bool:
+    """Whether no two say that they differ."""
+    return len({decoded_size(header, at_least) for header in headers if header is not None}) <= 1
 
 
-def decode_image(
-    data: bytes | memoryview, wanted: Image, out: NDArray[np.uint8] | None = None
-) -> NDArray[np.uint8]:
+def decode_image(data: bytes | memoryview, wanted: Image) -> NDArray[np.uint8]:
     """Decode an image file to uint8 of shape (height, width, channels).
 
     Args:
         data: The file.
         wanted: How it is decoded.
-        out: Memory to decode into, where it has the image's shape.
 
     Raises:
         ValueError: If the bytes are not an image that Pillow can read.
     """
+    return _decode(data, read_header(data), wanted, None)
+
+
+def _decode(
+    data: bytes | memoryview,
+    header: Header | None,
+    wanted: Image,
+    out: NDArray[np.uint8] | None,
+) -> NDArray[np.uint8]:
+    """Decode a file, into memory that is there where it has the image's shape."""
     mode = _MODES[wanted.mode]
     try:
-        pixels = decode_jpeg(data, mode, wanted.at_least, out)
+        pixels = decode_jpeg(data, header, mode, wanted.at_least, out)
         if pixels is not None:
             return pixels
         pixels = _decode_with_pillow(data, mode, wanted.at_least)

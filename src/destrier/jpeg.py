@@ -8,6 +8,7 @@ What Pillow might see otherwise, or refuse, is left to Pillow.
 from __future__ import annotations
 
 import io
+import struct
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
@@ -16,7 +17,7 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["decode_jpeg", "jpeg_size", "scale_of"]
+__all__ = ["Header", "decode_jpeg", "decoded_size", "read_header", "scale_of"]
 
 _SPACES = {("RGB", 3): "RGB", ("RGB", 1): "RGB", ("RGBA", 3): "RGBA", ("RGBA", 1): "RGBA"}
 _SPACES["L", 1] = "GRAY"  # Pillow has a formula of its own for the gray of colours
@@ -26,18 +27,29 @@ _LEAST_SIDE = 8  # below, several scales of libjpeg give one size
 _FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive
 _SKIPPED = (0xC4, 0xDB, 0xDD, 0xFE)  # tables, restart interval, comment
 _JFIF_BYTES = 9
+_SEGMENT = struct.Struct(">BBH")  # 255, what it is, and its bytes without the first two
 
 
 @dataclass(frozen=True)
-class _Header:
+class Header:
+    """What an ordinary JPEG says of itself.
+
+    Attributes:
+        height: In pixels.
+        width: In pixels.
+        components: 3 of colours, 1 of gray.
+        plain: Whether Pillow finds nothing in it that it might refuse.
+    """
+
     height: int
     width: int
     components: int
-    plain: bool  # whether Pillow finds nothing in it that it might refuse
+    plain: bool
 
 
 def decode_jpeg(
     data: bytes | memoryview,
+    header: Header | None,
     mode: str,
     at_least: tuple[int, int] | None,
     out: NDArray[np.uint8] | None,
@@ -46,23 +58,22 @@ def decode_jpeg(
 
     Args:
         data: The file.
+        header: Its header, as `read_header` finds it.
         mode: Pillow's name of the mode.
         at_least: Height and width down to which it may be scaled.
         out: Memory to decode into, where it has the image's shape.
     """
     library = _library()
-    header = None if library is None else _read_header(data)
     if library is None or header is None:
         return None
     space = _SPACES.get((mode, header.components))
     if space is None or not _acceptable(data, header):
         return None
-    scale = scale_of(header.height, header.width, at_least)
-    height, width = -(-header.height // scale), -(-header.width // scale)
+    height, width = decoded_size(header, at_least)
     shape = (height, width, _CHANNELS[space])
     if out is None or out.shape != shape:
         out = np.empty(shape, np.uint8)
-    least = (0, 0) if scale == 1 else (height, width)
+    least = (0, 0) if (height, width) == (header.height, header.width) else (height, width)
     try:
         decoded = library.decode_jpeg(
             data, space, min_height=least[0], min_width=least[1], buffer=out
@@ -72,11 +83,8 @@ def decode_jpeg(
     return out if decoded.shape == shape else None
 
 
-def jpeg_size(data: bytes | memoryview, at_least: tuple[int, int] | None) -> tuple[int, int] | None:
-    """Height and width of a decoded ordinary JPEG, by its header; None for all else."""
-    header = _read_header(data)
-    if header is None:
-        return None
+def decoded_size(header: Header, at_least: tuple[int, int] | None) -> tuple[int, int]:
+    """Height and width of the decoded image."""
     scale = scale_of(header.height, header.width, at_least)
     return -(-header.height // scale), -(-header.width // scale)
 
@@ -121,15 +129,15 @@ def _library() -> ModuleType | None:
     return simplejpeg
 
 
-def _read_header(data: bytes | memoryview) -> _Header | None:
+def read_header(data: bytes | memoryview) -> Header | None:
     """Size and components of an ordinary JPEG; None for all others, and what is none."""
     if data[:3] != b"\xff\xd8\xff":
         return None
     frame: bytes | memoryview = b""
-    place, plain = 2, True
-    while place + 4 <= len(data) and data[place] == 0xFF:
-        marker, size = data[place + 1], data[place + 2] << 8 | data[place + 3]
-        if size < 2:
+    place, plain, last = 2, True, len(data) - _SEGMENT.size
+    while place <= last:
+        begin, marker, size = _SEGMENT.unpack_from(data, place)
+        if begin != 0xFF or size < 2:
             return None
         if marker == 0xDA:
             return _frame_header(frame, plain)
@@ -143,14 +151,14 @@ def _read_header(data: bytes | memoryview) -> _Header | None:
     return None
 
 
-def _frame_header(frame: bytes | memoryview, plain: bool) -> _Header | None:
+def _frame_header(frame: bytes | memoryview, plain: bool) -> Header | None:
     if len(frame) < 6 or len(frame) != 6 + 3 * frame[5] or frame[0] != 8:
         return None
     height, width = frame[1] << 8 | frame[2], frame[3] << 8 | frame[4]
-    return _Header(height, width, frame[5], plain) if height and width else None
+    return Header(height, width, frame[5], plain) if height and width else None
 
 
-def _acceptable(data: bytes | memoryview, header: _Header) -> bool:
+def _acceptable(data: bytes | memoryview, header: Header) -> bool:
     """Whether Pillow opens the file as a JPEG of one picture."""
     from PIL import Image
 

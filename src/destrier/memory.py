@@ -1,12 +1,15 @@
-"""Memory for batches, from Arrow's pool.
+"""Memory for batches, which is used again when nobody looks at it any more.
 
-The pool keeps its pages. What `numpy` allocates is given back to the system with each batch and
-comes back page by page, which takes longer than to fill it.
+What `numpy` allocates is given back to the system with each batch and comes back page by page,
+which takes longer than to fill it. Arrow's pool keeps its pages, but large ones for a moment only:
+some milliseconds later it gives them back as well. Large ones therefore stay here, up to a limit.
 """
 
 from __future__ import annotations
 
 import math
+import os
+import threading
 from typing import Any
 
 import numpy as np
@@ -18,13 +21,69 @@ from destrier.keyed import Ints
 __all__ = ["fresh", "gather"]
 
 _LARGE = 1 << 16  # bytes: smaller arrays are kept by the allocator, too
+_KEPT = 1 << 20  # bytes: smaller ones are left to Arrow's pool
+_SPARE_BYTES = 128 << 20
+_WASTE = 4  # one part in so many of a spare one may stay unused
+
+
+class _Spares:
+    """Buffers that nobody uses, the one that was used last at the end."""
+
+    def __init__(self) -> None:
+        # One that may be taken again: the collector may drop an array while it is held.
+        self._lock = threading.RLock()
+        self._buffers: list[pa.Buffer] = []
+
+    def take(self, size: int) -> pa.Buffer | None:
+        """One that has the size and little more."""
+        with self._lock:
+            for i in range(len(self._buffers) - 1, -1, -1):
+                if size <= self._buffers[i].size <= size + size // _WASTE:
+                    return self._buffers.pop(i)
+        return None
+
+    def give(self, buffer: pa.Buffer) -> None:
+        """Keep one, in place of those that were not used for longest."""
+        with self._lock:
+            self._buffers.append(buffer)
+            while sum(each.size for each in self._buffers) > _SPARE_BYTES:
+                del self._buffers[0]
+
+    def forked(self) -> None:
+        """In a process that was forked while another thread may have held the lock."""
+        self._lock = threading.RLock()
+
+
+_spares = _Spares()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_spares.forked)
+
+
+class _Block:
+    """What arrays in a buffer have as their base: it ends with the last of them."""
+
+    def __init__(self, buffer: pa.Buffer) -> None:
+        self._buffer = buffer
+        self._give = _spares.give  # the module may be taken apart before the array is
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": (buffer.size,),
+            "data": (buffer.address, False),
+        }
+
+    def __del__(self) -> None:
+        self._give(self._buffer)
 
 
 def fresh(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     """Return an array of any content, that may be written to."""
     kind = np.dtype(dtype)
-    buffer = pa.allocate_buffer(math.prod(shape) * kind.itemsize, resizable=False)
-    return np.frombuffer(buffer, kind).reshape(shape)
+    size = math.prod(shape) * kind.itemsize
+    if size < _KEPT:
+        return np.frombuffer(pa.allocate_buffer(size, resizable=False), kind).reshape(shape)
+    buffer = _spares.take(size) or pa.allocate_buffer(size, resizable=False)
+    return np.asarray(_Block(buffer))[:size].view(kind).reshape(shape)
 
 
 def gather(values: NDArray[Any], index: Ints) -> NDArray[Any]:

@@ -118,10 +118,10 @@ class ColumnPool:
         return any(values.dtype == np.object_ for values in self._values.values())
 
     def reserve(self, capacity: int) -> None:
-        """Grow by copying, with room to spare: memory is touched only where used."""
+        """Grow by copying, to twice the size at least: memory is touched only where used."""
         if capacity <= self.capacity:
             return
-        capacity += capacity // 4
+        capacity = max(capacity, 2 * self.capacity)
         self._values = {name: _grown(a, capacity) for name, a in self._values.items()}
         self._packed = _grown(self._packed, capacity)
         self._valid = {name: _grown(a, capacity) for name, a in self._valid.items()}

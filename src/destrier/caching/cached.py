@@ -8,6 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -35,8 +36,7 @@ __all__ = ["CachedColumns", "Fetch"]
 _FETCHED_TIMES = 8
 _FETCHED_BYTES = 16 << 20
 _SAMPLE_PARTS = 4
-_OPEN_FILES = 64
-_OPEN_BYTES = 64 << 20  # of what is known of open files
+_KNOWN_BYTES = 64 << 20  # of what is known of files
 
 Fetch: TypeAlias = "Callable[[Ints, list[str]], dict[str, pa.Array]]"
 """Reads columns of rows, by ascending offsets, from the table."""
@@ -226,12 +226,13 @@ class CachedColumns:
             if known is not None:
                 self._files.move_to_end(part.id)
                 return known
-        file = part.folder.open(part.block)
-        if file is None:
+        folder = part.folder
+        if not folder.has(part.block):
             return None
         rows = self._rows_of(part)
+        open_file = partial(folder.open, part.block)
         try:
-            values = FileValues(file, column=part.folder.key, block=part.block, rows=rows)
+            values = FileValues(open_file, column=folder.key, block=part.block, rows=rows)
         except DamagedError:
             self._drop(part, part.block)
             return None
@@ -239,7 +240,7 @@ class CachedColumns:
             if part.id not in self._files:
                 self._files[part.id] = values
                 self._files_bytes += values.held_bytes
-            while len(self._files) > _OPEN_FILES or self._files_bytes > _OPEN_BYTES:
+            while self._files_bytes > _KNOWN_BYTES:
                 _, oldest = self._files.popitem(last=False)
                 self._files_bytes -= oldest.held_bytes
         return values

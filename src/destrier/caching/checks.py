@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from destrier.keyed import Words, hash_words
 
-__all__ = ["PAGE_BYTES", "page_sums"]
+__all__ = ["PAGE_BYTES", "page_begins", "page_sums"]
 
 PAGE_BYTES = 8 << 10  # a larger one is read in vain around small values, a smaller one costs calls
 
@@ -20,14 +20,17 @@ _WORDS = PAGE_BYTES // 8
 _FACTORS: Words = hash_words(np.arange(_WORDS, dtype=np.uint64)) | np.uint64(1)
 
 
-def page_sums(data: NDArray[np.uint8], first: int) -> Words:
-    """The sum of each page.
+def page_begins(count: int) -> Words:
+    """What the sum of each page of a file begins from."""
+    begins: Words = hash_words(np.arange(count, dtype=np.uint64))
+    return begins
+
+
+def page_sums(data: NDArray[np.uint8]) -> Words:
+    """The sum of each page, without what it begins from.
 
     Args:
         data: Whole pages, one after another.
-        first: The number of the first one in its file.
     """
-    words = data.view("<u8").reshape(-1, _WORDS)
-    begin = hash_words(np.arange(first, first + len(words), dtype=np.uint64))
-    sums: Words = begin + np.einsum("ij,j->i", words, _FACTORS)
+    sums: Words = np.einsum("ij,j->i", data.view("<u8").reshape(-1, _WORDS), _FACTORS)
     return sums

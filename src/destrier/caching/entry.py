@@ -11,17 +11,19 @@ it is mapped would end the process.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import struct
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from destrier.caching.checks import PAGE_BYTES, page_sums
+from destrier.caching.checks import PAGE_BYTES, page_begins, page_sums
 from destrier.caching.values import NARROW_BYTES, layout_of
 from destrier.keyed import Ints, Words
 from destrier.memory import fresh
@@ -74,7 +76,7 @@ def pack(array: pa.Array, *, column: str, block: int) -> bytes:
     pages = -(-len(body) // PAGE_BYTES)
     padded = np.zeros(pages * PAGE_BYTES, np.uint8)
     padded[: len(body)] = body
-    sums = page_sums(padded, 0).tobytes()
+    sums = (page_begins(pages) + page_sums(padded)).tobytes()
     side = b""
     if layout is not None and layout.bounds is not None:
         side += layout.bounds.tobytes()
@@ -108,10 +110,12 @@ def _digest(*parts: bytes) -> bytes:
 
 
 class FileValues:
-    """The values in a file; it closes the file when it is dropped. Safe to use from threads.
+    """The values in a file, which is open while it is read only. Safe to use from threads.
+
+    So what was learned of thousands of files can stay in memory, where few could stay open.
 
     Args:
-        file: A descriptor, which it takes over.
+        open_file: Returns a descriptor, or None if the file is gone.
         column: The key of the column that must be in it.
         block: And the number of the block.
         rows: And how many rows.
@@ -120,39 +124,50 @@ class FileValues:
         DamagedError: If the file holds anything else.
     """
 
-    def __init__(self, file: int, *, column: str, block: int, rows: int) -> None:
-        self._file = file
+    def __init__(
+        self, open_file: Callable[[], int | None], *, column: str, block: int, rows: int
+    ) -> None:
+        self._open = open_file
         self._block = block
         try:
-            self._load(column, rows)
+            with self._opened() as file:
+                self._load(file, column, rows)
         except (ValueError, KeyError, TypeError, OSError) as error:
             raise self._damaged(str(error)) from error
 
-    def __del__(self) -> None:
-        os.close(self._file)
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
+        file = self._open()
+        if file is None:
+            raise self._damaged("the file is gone")
+        try:
+            yield file
+        finally:
+            os.close(file)
 
-    def _load(self, column: str, rows: int) -> None:
-        size = os.fstat(self._file).st_size
+    def _load(self, file: int, column: str, rows: int) -> None:
+        size = os.fstat(file).st_size
         if size < _TAIL.size:
             raise self._damaged("the file is cut")
-        magic, length, pages, digest = _TAIL.unpack(self._read(size - _TAIL.size, _TAIL.size))
+        tail = self._read(file, size - _TAIL.size, _TAIL.size)
+        magic, length, pages, digest = _TAIL.unpack(tail)
         start = size - _TAIL.size - length - 8 * pages
         if magic != _MAGIC or start < 0:
             raise self._damaged("the tail is not one")
-        rest = self._read(start, length + 8 * pages)
+        rest = self._read(file, start, length + 8 * pages)
         text, sums = rest[:length], rest[length:]
         # The digest covers all of it, but where the sides begin is known only from the text.
         head = json.loads(text)
         body = int(head["body"])
         if not 0 <= body <= start or -(-body // PAGE_BYTES) != pages:
             raise self._damaged("the parts do not fit")
-        side = self._read(body, start - body)
+        side = self._read(file, body, start - body)
         if _digest(text, sums, side) != digest:
             raise self._damaged("the sums are not those that were written")
         if (head["column"], head["block"], head["rows"]) != (column, self._block, rows):
             raise self._damaged("it is another block")
         self._size = body
-        self._sums: Words = np.frombuffer(sums, np.uint64)
+        self._sums: Words = np.frombuffer(sums, np.uint64) - page_begins(pages)
         self.ranged = "data" in head
         self.width: int | None = head.get("width")
         self.bounds: Ints | None = None
@@ -175,19 +190,26 @@ class FileValues:
     def _damaged(self, what: str) -> DamagedError:
         return DamagedError(what, self._block)
 
-    def _read(self, start: int, size: int) -> bytes:
-        found = os.pread(self._file, size, start)
+    def _read(self, file: int, start: int, size: int) -> bytes:
+        found = os.pread(file, size, start)
         if len(found) != size:
             raise self._damaged("the file is cut")
         return found
 
-    def data(self, start: int, stop: int) -> NDArray[np.uint8]:
+    def data(
+        self, start: int, stop: int, scratch: NDArray[np.uint8] | None = None
+    ) -> NDArray[np.uint8]:
         """A range of bytes of the values.
+
+        Args:
+            start: The first.
+            stop: One more than the last.
+            scratch: Memory to read into where it is large enough, until it is used again.
 
         Raises:
             DamagedError: If a page of it is not what was written.
         """
-        return self._pages(self._start + start, self._start + stop)
+        return self._pages(self._start + start, self._start + stop, scratch)
 
     def array(self) -> pa.Array:
         """All of them.
@@ -197,17 +219,22 @@ class FileValues:
         """
         return _batch(pa.py_buffer(self._pages(0, self._size)))
 
-    def _pages(self, start: int, stop: int) -> NDArray[np.uint8]:
+    def _pages(
+        self, start: int, stop: int, scratch: NDArray[np.uint8] | None = None
+    ) -> NDArray[np.uint8]:
         first, last = start // PAGE_BYTES, -(-stop // PAGE_BYTES)
-        data = fresh(((last - first) * PAGE_BYTES,), np.uint8)
+        size = (last - first) * PAGE_BYTES
+        fits = scratch is not None and size <= len(scratch)
+        data = scratch[:size] if scratch is not None and fits else fresh((size,), np.uint8)
         wanted = min(last * PAGE_BYTES, self._size) - first * PAGE_BYTES
         try:
-            found = os.preadv(self._file, [data[:wanted].data], first * PAGE_BYTES)
+            with self._opened() as file:
+                found = os.preadv(file, [data[:wanted].data], first * PAGE_BYTES)
         except OSError as error:
             raise self._damaged(str(error)) from error
         if found != wanted:
             raise self._damaged("the file is cut")
         data[wanted:] = 0
-        if not np.array_equal(page_sums(data, first), self._sums[first:last]):
+        if (page_sums(data) != self._sums[first:last]).any():
             raise self._damaged(f"pages {first} to {last} are not what was written")
         return data[start - first * PAGE_BYTES : stop - first * PAGE_BYTES]

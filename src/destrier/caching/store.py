@@ -59,10 +59,14 @@ class Folder:
     path: Path
     _use: _Descriptor
 
+    def has(self, block: int) -> bool:
+        """Whether there is a file of a block."""
+        return os.path.exists(f"{self.path}/{block}.arrow")
+
     def open(self, block: int) -> int | None:
         """A descriptor of a block's file, or None if there is none."""
         try:
-            return os.open(self.path / f"{block}.arrow", os.O_RDONLY | os.O_CLOEXEC)
+            return os.open(f"{self.path}/{block}.arrow", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return None
 

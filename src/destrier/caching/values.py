@@ -22,6 +22,7 @@ from destrier.memory import fresh
 __all__ = ["NARROW_BYTES", "ArrayValues", "Layout", "Values", "assembled", "layout_of"]
 
 _NEAR_BYTES = 32 << 10  # runs that lie so close are read as one
+_SCRATCH_BYTES = 512 << 10  # into which short runs are read: it stays in the processor's cache
 NARROW_BYTES = 2048  # in the mean: below, a step of Python for each run costs more than a copy
 
 
@@ -114,8 +115,10 @@ class Values(Protocol):
         """Whether a run of rows is a range of bytes."""
         ...
 
-    def data(self, start: int, stop: int) -> NDArray[np.uint8]:
-        """A range of bytes of the values."""
+    def data(
+        self, start: int, stop: int, scratch: NDArray[np.uint8] | None = None
+    ) -> NDArray[np.uint8]:
+        """A range of bytes of the values, which may lie in the memory that is given."""
         ...
 
     def array(self) -> pa.Array:
@@ -135,7 +138,12 @@ class ArrayValues:
         self.bounds = None if layout is None else layout.bounds
         self.valid = None if layout is None else layout.valid
 
-    def data(self, start: int, stop: int) -> NDArray[np.uint8]:
+    def data(
+        self,
+        start: int,
+        stop: int,
+        scratch: NDArray[np.uint8] | None = None,  # noqa: ARG002
+    ) -> NDArray[np.uint8]:
         """A range of bytes of the values."""
         return self._data[start:stop]
 
@@ -172,8 +180,9 @@ def assembled(sources: Sequence[tuple[Values, Ints]], kind: pa.DataType) -> pa.A
     if all(piece.values.ranged for piece in pieces):
         if width is not None:
             data = fresh((total * width,), np.uint8)
+            scratch = fresh((_SCRATCH_BYTES,), np.uint8)
             for piece in pieces:
-                _fill_fixed(piece, width, data)
+                _fill_fixed(piece, width, data, scratch)
             return _of_fixed(kind, total, data, _validity(pieces, total))
         if _wide(pieces, total):
             return _assembled_wide(pieces, total, kind)
@@ -184,12 +193,14 @@ def assembled(sources: Sequence[tuple[Values, Ints]], kind: pa.DataType) -> pa.A
 # ---- of fixed width -------------------------------------------------------------------------
 
 
-def _fill_fixed(piece: _Piece, width: int, into: NDArray[np.uint8]) -> None:
+def _fill_fixed(
+    piece: _Piece, width: int, into: NDArray[np.uint8], scratch: NDArray[np.uint8]
+) -> None:
     out = _as_items(into[piece.start * width : piece.stop * width], width)
     for first, last in _spans(piece.rows, _NEAR_BYTES // width):
         rows = piece.rows[first:last]
         low, high = int(rows[0]), int(rows[-1]) + 1
-        items = _as_items(piece.values.data(low * width, high * width), width)
+        items = _as_items(piece.values.data(low * width, high * width, scratch), width)
         if high - low == len(rows):
             out[first:last] = items
         else:  # the rows are known to be there; checking them would cost a copy
@@ -239,6 +250,7 @@ def _assembled_wide(pieces: Sequence[_Piece], total: int, kind: pa.DataType) -> 
         ends[piece.start + 1 : piece.stop + 1] = bounds[piece.rows + 1] - bounds[piece.rows]
     np.cumsum(ends, out=ends)
     data = fresh((int(ends[-1]),), np.uint8)
+    scratch = fresh((_SCRATCH_BYTES,), np.uint8)
     for piece in pieces:
         bounds = piece.values.bounds
         assert bounds is not None
@@ -247,7 +259,7 @@ def _assembled_wide(pieces: Sequence[_Piece], total: int, kind: pa.DataType) -> 
         places = ends[piece.start : piece.stop].tolist()
         for first, last in _spans(piece.rows, _NEAR_BYTES // mean):
             origin = lows[first]
-            read = piece.values.data(origin, highs[last - 1])
+            read = piece.values.data(origin, highs[last - 1], scratch)
             # Most are of one row, where rows are shuffled one by one.
             runs = _spans(piece.rows[first:last], 0) if last - first > 1 else ((0, 1),)
             for begin, end in runs:
