@@ -11,6 +11,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import Any
+
+import numpy as np
 
 from slow import slow_mix, slow_permute, slow_sub
 
@@ -173,3 +176,14 @@ class SlowCourse:
         if most is None:
             self._known[epoch] = out
         return out
+
+
+def route(course: Any, epoch: int, g: Any) -> tuple[Any, Any, Any]:
+    """For each sample of an epoch of a course its source, that one's epoch, and the sample."""
+    g = np.asarray(g, np.int64)
+    source, passes, index = (np.full(len(g), -1) for _ in range(3))
+    for number, mine, epochs, samples in course.by_source(epoch, g):
+        assert (source[mine] == -1).all()
+        source[mine], passes[mine], index[mine] = number, epochs, samples
+    assert (source >= 0).all()
+    return source, passes, index

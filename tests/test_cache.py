@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -57,11 +58,10 @@ def entries(folder: Path) -> list[Path]:
 def disk(folder: Path) -> int:
     """What ``du`` says."""
     total = 0
-    for path in [folder, *folder.rglob("*")]:
-        try:
-            total += 512 * path.stat().st_blocks
-        except FileNotFoundError:
-            continue
+    for parent, folders, files in os.walk(folder):  # which does not mind what is gone meanwhile
+        for path in [parent, *(os.path.join(parent, name) for name in (*folders, *files))]:
+            with contextlib.suppress(FileNotFoundError):
+                total += 512 * os.stat(path).st_blocks
     return total
 
 

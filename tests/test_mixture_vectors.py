@@ -14,6 +14,7 @@ import pytest
 from destrier.keyed import MIXTURE_KEY, epoch_key, permute, subkey
 from destrier.mixing.course import Course, Segment
 from destrier.mixing.quotas import Quotas
+from slow_mixture import route
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,7 +91,7 @@ def test_samples(heading: str, first: int, lines: tuple[str | None, ...]) -> Non
         assert said[1:4] == [made.samples(3), *made.counts(3)]
     wanted = [None if name is None else line(heading, name) for name in lines]
     count = len(wanted[0] or ())
-    got = made.route(epoch, np.arange(first, first + count))
+    got = route(made, epoch, np.arange(first, first + count))
     for values, expected in zip(got, wanted, strict=True):
         if expected is not None:
             assert values.tolist() == expected

@@ -154,9 +154,11 @@ class TableStream:
         """What the state of a mixture says of it, as JSON."""
         return self.identity.brief()
 
-    def routes_of(self, epochs: Ints, g: Ints) -> Routes:
-        """Where samples of some epochs come from."""
-        return Routes(np.zeros(len(g), np.int64), epochs * self.count + g, g % self.num_splits)
+    def routes_of(self, epochs: Ints | int, g: Ints) -> Routes:
+        """Where samples come from: of some epochs, one for each, or all of one."""
+        # numpy's remainder takes several times as long
+        lane = g - g // self.num_splits * self.num_splits
+        return Routes(np.zeros(len(g), np.int64), epochs * self.count + g, lane)
 
     def state(self, epoch: int, counter: int) -> State:
         """The state at a position."""

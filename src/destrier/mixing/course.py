@@ -6,6 +6,7 @@ new one. All of it is a pure function of sizes, weights, seed and epoch.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -223,8 +224,12 @@ class Course:
 
     # ---- samples --------------------------------------------------------------------------------
 
-    def route(self, epoch: int, g: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return for each sample of an epoch its source, that one's epoch, and the sample in it."""
+    def by_source(self, epoch: int, g: Ints) -> Iterator[tuple[int, Ints, Ints | int, Ints]]:
+        """Where samples of an epoch come from, source by source.
+
+        Yields the number of a source, the places in ``g`` of the samples that are of it, which of
+        its epochs they are of (one number, where that is the same for all), and the samples there.
+        """
         x = g + self._offset(epoch)
         slot = x // self.unit if self.unit > 1 else x
         segments = self._segments(epoch)
@@ -236,11 +241,18 @@ class Course:
             source, index = self._route_segments(epoch, slot)
         if self.unit > 1:
             index = index * self.unit + x % self.unit
-        passes, index = np.divmod(index, np.array(self.sizes)[source])
         begun = self._begun(epoch)
-        if any(begun):
-            passes += np.array(begun)[source]
-        return source, passes, index
+        for number, size in enumerate(self.sizes):
+            mine = np.flatnonzero(source == number)
+            if not len(mine):
+                continue
+            own = index[mine]
+            first, last = int(own.min()) // size, int(own.max()) // size
+            if first == last:
+                yield number, mine, begun[number] + first, own - first * size
+            else:
+                passes, own = np.divmod(own, size)
+                yield number, mine, begun[number] + passes, own
 
     def _route_segments(self, epoch: int, slot: Ints) -> tuple[Ints, Ints]:
         segments = self._segments(epoch)

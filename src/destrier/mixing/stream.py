@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -49,8 +50,8 @@ class Source(Protocol):
         """A digest of the order and of what it is over."""
         ...
 
-    def routes_of(self, epochs: Ints, g: Ints) -> Routes:
-        """Where samples of some epochs come from."""
+    def routes_of(self, epochs: Ints | int, g: Ints) -> Routes:
+        """Where samples come from: of some epochs, one for each, or all of one."""
         ...
 
     def brief(self) -> Any:
@@ -181,20 +182,18 @@ class MixtureStream:
 
     def routes(self, epoch: int, g: Ints) -> Routes:
         """Where samples of an epoch come from."""
-        source, epochs, index = self.course.route(epoch, g)
         leaf, found, lane = (np.empty(len(g), np.int64) for _ in range(3))
-        first = 0
-        for number, stream in enumerate(self.sources):
-            mine = np.flatnonzero(source == number)
-            if len(mine):
-                inner = stream.routes_of(epochs[mine], index[mine])
-                found[mine], lane[mine] = inner.sample, inner.lane
-                leaf[mine] = first + inner.leaf
-            first += len(stream.leaves)
+        firsts = [0, *accumulate(len(source.leaves) for source in self.sources)]
+        for number, mine, epochs, samples in self.course.by_source(epoch, g):
+            inner = self.sources[number].routes_of(epochs, samples)
+            found[mine], lane[mine] = inner.sample, inner.lane
+            leaf[mine] = firsts[number] + inner.leaf
         return Routes(leaf, found, lane)
 
-    def routes_of(self, epochs: Ints, g: Ints) -> Routes:
-        """Where samples of some epochs come from."""
+    def routes_of(self, epochs: Ints | int, g: Ints) -> Routes:
+        """Where samples come from: of some epochs, one for each, or all of one."""
+        if isinstance(epochs, int):
+            return self.routes(epochs, g)
         leaf, index, lane = (np.empty(len(g), np.int64) for _ in range(3))
         by_epoch = np.argsort(epochs, kind="stable")
         cuts = np.flatnonzero(np.diff(epochs[by_epoch])) + 1
