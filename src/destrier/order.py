@@ -9,7 +9,7 @@ N rows, S splits, c rows a clump, w clumps a window, W = w·c.
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,7 @@ ORDER_VERSION = "destrier-1"
 
 _STRATA_GUARD = 64  # clumps a stratum must have before strata are used
 _WINDOW_BLOCK = 1 << 16
+_MOST_KEPT_SPLITS = 1 << 16  # of which bounds are kept, to be looked up
 _LARGEST_WINDOW = 1 << 31  # rows; above it the stagger would not fit 64 bits
 
 
@@ -92,6 +93,10 @@ class Order:
                 f"has fewer than {_LARGEST_WINDOW} rows"
             )
         _ = self._key
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Without what is kept to be looked up.
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @cached_property
     def _key(self) -> int:
@@ -177,9 +182,12 @@ class Order:
         g = np.asarray(g, np.int64)
         t = g // self.num_splits
         split = g - t * self.num_splits  # numpy's remainder takes several times as long
-        starts, sizes, staggers = self._splits
-        start, size = starts[split], sizes[split]
-        x = t + staggers[split]
+        if self.num_splits <= _MOST_KEPT_SPLITS:
+            start, size, stagger = (values[split] for values in self._splits)
+        else:
+            start, size = self._split_bounds(split)
+            stagger = self._stagger(split, start, size)
+        x = t + stagger
         np.subtract(x, size, out=x, where=x >= size)
         x += start
         lo, hi = self._window_bounds(x, start, size)
