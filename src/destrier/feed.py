@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import pyarrow as pa
 
+from destrier.arrays import grown
 from destrier.batch import INDEX_COLUMNS, RawBatch
 from destrier.bucketing.buckets import Batch
 from destrier.caching.location import CacheFolder
@@ -314,8 +315,8 @@ class TableMemory:
     ) -> None:
         self._columnar = columnar
         self._views = views
-        self._expected = expected
         self._pool: Pool = ColumnPool(schema, views) if columnar else ArrowPool(schema)
+        self._pool.reserve(expected)
         self._pool_offsets = np.empty(0, np.int64)
         self._pool_errors: dict[int, RowError] = {}
         self._source: Pool | HeldColumns | HeldArrow = self._pool
@@ -340,11 +341,10 @@ class TableMemory:
             self._pool.free(start, stop)
             for place in [k for k in errors if start <= k < stop]:
                 del errors[place]
-        self._pool.reserve(max(block.capacity, self._expected))
+        self._pool.reserve(block.capacity)
         if len(self._pool_offsets) < block.capacity:
-            grown = np.empty(block.capacity + block.capacity // 4, np.int64)
-            grown[: len(self._pool_offsets)] = self._pool_offsets
-            self._pool_offsets = grown
+            more = block.capacity // 4
+            self._pool_offsets = grown(self._pool_offsets, block.capacity + more)
         self._pool.put(block.targets, rows)
         self._pool_offsets[block.targets] = block.offsets
         errors.update({int(block.targets[i]): error for i, error in rows.errors.items()})

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from destrier.arrays import grown
 from destrier.columns import Column, Columns, empty_array, from_arrow, take
 from destrier.keyed import Ints
 from destrier.memory import gather
@@ -122,9 +123,9 @@ class ColumnPool:
         if capacity <= self.capacity:
             return
         capacity = max(capacity, 2 * self.capacity)
-        self._values = {name: _grown(a, capacity) for name, a in self._values.items()}
-        self._packed = _grown(self._packed, capacity)
-        self._valid = {name: _grown(a, capacity) for name, a in self._valid.items()}
+        self._values = {name: grown(a, capacity) for name, a in self._values.items()}
+        self._packed = grown(self._packed, capacity)
+        self._valid = {name: grown(a, capacity) for name, a in self._valid.items()}
         self.capacity = capacity
 
     def put(self, targets: Ints, rows: Rows) -> None:
@@ -185,12 +186,6 @@ def _places(targets: Ints) -> slice | Ints:
     if last - first + 1 == len(targets) and (targets[1:] > targets[:-1]).all():
         return slice(first, last + 1)
     return targets
-
-
-def _grown(array: NDArray[Any], capacity: int) -> NDArray[Any]:
-    grown = np.empty((capacity, *array.shape[1:]), array.dtype)
-    grown[: len(array)] = array
-    return grown
 
 
 class ArrowPool:

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
-import pyarrow as pa
 
+from destrier.arrays import distinct, grown, stable_order
 from destrier.keyed import Ints
 from destrier.plan import Shares
 from destrier.selection import RowList
@@ -39,6 +39,9 @@ __all__ = [
     "choose_held",
     "holding",
     "open_rows",
+    "runs_of",
+    "shares_of",
+    "span_rows",
 ]
 
 Held: TypeAlias = Literal["all", "windows", "shares"]
@@ -234,10 +237,10 @@ class Schedule:
             loaded=self._loaded,
             runs=self._runs,
         )
-        some = DIRECT_SHARES
+        some = min(DIRECT_SHARES, self._span)
         while True:
             # Few at first: the consumer waits for them.
-            last = self.shares.at_most(first + min(some, self._span))
+            last = self.shares.at_most(first + some)
             if last == first:
                 return
             yield from self._blocks(reading, first, last)
@@ -266,7 +269,7 @@ def block_rows(row_bytes: float, block_bytes: int = BLOCK_BYTES) -> int:
     return max(1, min(BLOCK_ROWS, int(block_bytes / row_bytes)))
 
 
-def _runs(bounds: Ints, each: int) -> Iterator[tuple[int, slice, Ints]]:
+def runs_of(bounds: Ints, each: int) -> Iterator[tuple[int, slice, Ints]]:
     """Every so many shares: the first, which samples theirs are, and where each begins in those."""
     for first in range(0, len(bounds) - 1, each):
         own = bounds[first : first + each + 1]
@@ -285,7 +288,7 @@ class _Shares:
     ) -> Iterator[Iterator[Block]]:
         """One block for every so many shares."""
         offsets = self._rows.offsets(self._order.rows(g))
-        for index, own, inner in _runs(bounds, each):
+        for index, own, inner in runs_of(bounds, each):
             places = np.arange(inner[-1])
             block = Block(offsets[own], None, [], 0, first + index, samples[own], inner, places)
             yield iter((block,))
@@ -312,7 +315,7 @@ class _All:
         """The first time, blocks that load all rows; then those that find theirs among them."""
         places = self._order.rows(g) if self._windows is None else self._found(samples, g, bounds)
         none, n = np.empty(0, np.int64), len(self._rows)
-        for index, own, inner in _runs(bounds, each):
+        for index, own, inner in runs_of(bounds, each):
             block = Block(
                 none, none, [], n, first + index, samples[own], inner, places[own], complete=True
             )
@@ -334,8 +337,7 @@ class _All:
         for blocks in self._windows.blocks(0, samples, g, bounds, each=len(bounds)):
             for block in blocks:
                 if len(self._index) < block.capacity:
-                    more = block.capacity - len(self._index)
-                    self._index = np.concatenate([self._index, np.empty(more, np.int64)])
+                    self._index = grown(self._index, block.capacity)
                 self._index[block.targets] = block.offsets
                 places = self._index[block.places]
         return places
@@ -381,7 +383,7 @@ class _Windows:
     ) -> Iterator[Iterator[Block]]:
         """For every so many shares their block, after blocks that only load what is too much."""
         span = _Span(self.order, self.rows, g, bounds, each)
-        for number, (index, own, inner) in enumerate(_runs(bounds, each)):
+        for number, (index, own, inner) in enumerate(runs_of(bounds, each)):
             yield self._blocks(span, number, first + index, samples[own], own, inner)
 
     def _blocks(
@@ -440,7 +442,7 @@ class _Span:
         self._order = order
         self._rows = rows
         lo, hi, self.place = order.locate(g)
-        first, self.window = _distinct(lo)
+        first, self.window = distinct(lo)
         self.lo, self._hi = lo[first], hi[first]
         self._cycles = order.cycles(g)
         self.last_cycle = self._cycles[first] + self._hi - 1 - self.lo - self.place[first]
@@ -473,12 +475,12 @@ class _Span:
             return
         wanted, last = wanted[:stop], int(runs[stop - 1])
         offsets, window, place = self._read(wanted)
-        of_run = self._run[window] - run
-        narrow = last - run < 1 << 16  # numbers of 16 bits are sorted in a fraction of the time
-        by_run = np.argsort(of_run.astype(np.uint16 if narrow else np.int64), kind="stable")
-        edges = np.cumsum(np.bincount(of_run, minlength=last - run + 1))
-        for i, mine in enumerate(np.split(by_run, edges[:-1])):
-            own = wanted[runs[:stop] == run + i]
+        following = np.arange(run + 1, last + 1)
+        windows = np.split(wanted, np.searchsorted(runs[:stop], following))
+        of_row = self._run[window] - run
+        by_run = stable_order(of_row)
+        rows = np.split(by_run, np.searchsorted(of_row[by_run], following - run))
+        for i, (own, mine) in enumerate(zip(windows, rows, strict=True)):
             self._ready[run + i] = own, offsets[mine], window[mine], place[mine]
 
     def content(self, run: int, windows: Ints) -> tuple[Ints, Ints, Ints]:
@@ -491,15 +493,6 @@ class _Span:
     def _read(self, windows: Ints) -> tuple[Ints, Ints, Ints]:
         positions, window, place = self._order.window_reads(self.lo[windows], self._hi[windows])
         return self._rows.offsets(positions), windows[window], place
-
-
-def _distinct(values: Ints) -> tuple[Ints, Ints]:
-    """Where each distinct value is first, and for each value its number among them."""
-    # Arrow counts by hashes, several times as fast as numpy, which sorts.
-    numbers = pa.array(values).dictionary_encode().indices.to_numpy(zero_copy_only=False)
-    first = np.empty(int(numbers.max(initial=-1)) + 1, np.int64)
-    first[numbers[::-1]] = np.arange(len(values) - 1, -1, -1)
-    return first, numbers
 
 
 def choose_held(

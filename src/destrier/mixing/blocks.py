@@ -16,6 +16,7 @@ from destrier.schedule import (
     DIRECT_SHARES,
     Block,
     block_rows,
+    runs_of,
     shares_of,
     span_rows,
 )
@@ -98,25 +99,23 @@ class Reading:
             own, inner = routes.sample[mine], np.searchsorted(mine, bounds)
             blocks = self._holdings[number].blocks(first, samples[mine], own, inner, each=each)
             parts.append(_Part(number, mine, inner, blocks))
-        for index in range(0, len(bounds) - 1, each):
-            last = min(index + each, len(bounds) - 1)
-            among = slice(int(bounds[index]), int(bounds[last]))
-            inner = bounds[index : last + 1] - bounds[index]
+        for index, among, inner in runs_of(bounds, each):
             whole = MixtureBlock(first + index, samples[among], inner, routes.leaf[among], [])
-            yield self._run(parts, index, last, among.start, whole)
+            yield self._run(parts, index, among.start, whole)
 
     def _run(
-        self, parts: list[_Part], index: int, last: int, start: int, whole: MixtureBlock
+        self, parts: list[_Part], index: int, start: int, whole: MixtureBlock
     ) -> Iterator[MixtureBlock]:
         """The block of a run of shares, after those that only load rows."""
         none, zero = np.empty(0, np.int64), np.zeros(1, np.int64)
+        last = index + len(whole.bounds) - 1
         for part in parts:
             for block in next(part.blocks):
                 self._loaded[self._first + part.number] |= block.complete
                 if len(block.bounds) == 1:
                     yield MixtureBlock(whole.first, none, zero, none, [(part.number, none, block)])
                 else:
-                    mine = part.places(index, last, start)
+                    mine = part.mine[part.bounds[index] : part.bounds[last]] - start
                     whole.parts.append((part.number, mine, block))
         whole.complete = all(self._loaded[self._first : self._first + len(self._holdings)])
         yield whole
@@ -137,10 +136,6 @@ class _Part:
     mine: Ints
     bounds: Ints
     blocks: Iterator[Iterator[Block]]
-
-    def places(self, first: int, last: int, start: int) -> Ints:
-        """Which samples of shares ``[first, last)`` are its own, where those begin at ``start``."""
-        return self.mine[self.bounds[first] : self.bounds[last]] - start
 
 
 class Spans:

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from destrier.arrays import grown
 from destrier.batch import INDEX_COLUMNS, RawBatch
 from destrier.columns import Column
 from destrier.counters import Counts
@@ -176,12 +177,15 @@ class MixtureMemory:
         column: _SourceColumn | None = None,
     ) -> None:
         self._column = column
-        pools: dict[int, _Places] = {}
+        places: dict[int, int] = {}
         for schema, rows in zip(schemas, expected, strict=True):
+            places[id(schema)] = places.get(id(schema), 0) + rows
+        pools: dict[int, _Places] = {}
+        for schema in schemas:
             if id(schema) not in pools:
                 pool = ColumnPool(schema, views) if columnar else ArrowPool(schema)
+                pool.reserve(places[id(schema)])
                 pools[id(schema)] = _Places(pool)
-            pools[id(schema)].expected += rows
         self._tables = [_Region(pools[id(schema)]) for schema in schemas]
 
     @property
@@ -246,7 +250,6 @@ class _Places:
 
     def __init__(self, rows: Pool) -> None:
         self.rows = rows
-        self.expected = 0  # places, about: room that grows is copied
         self.capacity = 0
         self.offsets = np.empty(0, np.int64)
         self.errors: dict[int, RowError] = {}
@@ -255,11 +258,9 @@ class _Places:
         """New places, so many."""
         first = self.capacity
         self.capacity += more
-        self.rows.reserve(max(self.capacity, self.expected))
+        self.rows.reserve(self.capacity)
         if len(self.offsets) < self.capacity:
-            grown = np.empty(self.capacity + self.capacity // 4, np.int64)
-            grown[: len(self.offsets)] = self.offsets
-            self.offsets = grown
+            self.offsets = grown(self.offsets, self.capacity + self.capacity // 4)
         return np.arange(first, self.capacity)
 
     def put(self, places: Ints, offsets: Ints, rows: Rows) -> None:

@@ -7,6 +7,7 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
+from destrier.arrays import stable_order
 from destrier.errors import ArgumentError
 from destrier.keyed import Ints
 from destrier.plan import Cycles, Routes, Steps
@@ -110,10 +111,7 @@ class MixtureSteps(Steps):
         if self.unit > 1:
             units = np.tile(np.arange(size) // self.unit, steps)
             key += units * (int(key.max(initial=0)) + 1)
-        # Numbers of 16 bits are sorted in a fraction of the time.
-        narrow = int(key.max(initial=0)) < 1 << 16
-        keys = key.astype(np.uint16 if narrow else np.int64).reshape(steps, size)
-        return np.argsort(keys, axis=1, kind="stable")
+        return stable_order(key.reshape(steps, size))
 
 
 @dataclass(frozen=True)
