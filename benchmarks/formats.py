@@ -106,15 +106,20 @@ def scratch(name: str) -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def watch(batches: Iterable[Any], rows: Callable[[Any], int], seconds: float) -> None:
-    """Report rows a second of an endless reader, once what it had read ahead is used up."""
+def watch(
+    batches: Iterable[Any], rows: Callable[[Any], int], seconds: float, *, warm_rows: int = 0
+) -> None:
+    """Report rows a second of an endless reader, once what it had read ahead is used up.
+
+    So many rows are read before, at least: memory that a process touches first is slow.
+    """
     began = time.perf_counter()
     iterator = iter(batches)
     next(iterator)
     first = time.perf_counter() - began
-    until = time.perf_counter() + seconds / 4
-    while time.perf_counter() < until:
-        next(iterator)
+    until, warm = time.perf_counter() + seconds / 4, 0
+    while time.perf_counter() < until or warm < warm_rows:
+        warm += rows(next(iterator))
     began, count = time.perf_counter(), 0
     until = began + seconds
     while time.perf_counter() < until:

@@ -1,11 +1,11 @@
 """Mixtures and zips: four sources as one against the same sources alone, and how they start.
 
-Rates are rows a second of endless reading, after a warm-up, in shuffled batches of 256: of a
-mixture with weights 4, 3, 2, 1, of each source alone, and of a zip of all four. The mixture is
-compared with what its sources would give one after another, each for its share of the rows; a row
-of the zip is one of each, so it is compared with all four sources read once. Small rows (8 float32
-and a label) and blocks of 2,049 int32 tokens. Every run is a fresh process; rounds are interleaved.
-Files are in the system's cache.
+Rates are rows a second of endless reading in shuffled batches of 256, after a warm-up in which
+every source was read once: of a mixture with weights 4, 3, 2, 1, of each source alone, and of a zip
+of all four. The mixture is compared with what its sources would give one after another, each for
+its share of the rows; a row of the zip is one of each, so it is compared with all four sources read
+once. Small rows (8 float32 and a label) and blocks of 2,049 int32 tokens. Every run is a fresh
+process; rounds are interleaved. Files are in the system's cache.
 
 A start is the time from the first line to the first batch of a mixture of four long tables of one
 column, at the beginning of an epoch and after a resume at 1, 50 and 99 %, in a process that has
@@ -52,8 +52,8 @@ class Sizes:
 QUICK = Sizes((200_000, 150_000, 100_000, 50_000), (8_000, 7_000, 6_000, 5_000), 1_000_000, 1.5, 1)
 
 
-def read_case(kind: str, seconds: str, *paths: str) -> None:
-    """Watch one table, or several as a mixture or a zip."""
+def read_case(kind: str, seconds: str, warm_rows: str, *paths: str) -> None:
+    """Watch one table, or several as a mixture or a zip, once so many rows were read."""
     from destrier import Mixture, StreamingDataLoader, StreamingDataset, Zip
 
     sources = {f"source{i}": StreamingDataset(path) for i, path in enumerate(paths)}
@@ -69,7 +69,10 @@ def read_case(kind: str, seconds: str, *paths: str) -> None:
         while True:
             yield from loader
 
-    watch(batches(), lambda batch: len(next(iter(batch.values()))), float(seconds))
+    def rows(batch: Any) -> int:
+        return len(next(iter(batch.values())))
+
+    watch(batches(), rows, float(seconds), warm_rows=int(warm_rows))
 
 
 def start_case(position: str, *paths: str) -> None:
@@ -135,8 +138,13 @@ def rates(script: Path, table: str, sizes: tuple[int, ...], size: Sizes) -> dict
     """Rates of a table's sources, alone and together, and their ratios by round."""
     paths = [str(dataset(table, "lance", rows)) for rows in sizes]
     seconds = str(size.seconds)
-    alone = {f"source {i}": ("alone", seconds, path) for i, path in enumerate(paths)}
-    both = {kind: (kind, seconds, *paths) for kind in ("mixture", "zip")}
+    once = {"zip": max(sizes)}
+    once["mixture"] = max(n * sum(WEIGHTS) // w for n, w in zip(sizes, WEIGHTS, strict=True))
+    alone = {
+        f"source {i}": ("alone", seconds, str(rows), path)
+        for i, (rows, path) in enumerate(zip(sizes, paths, strict=True))
+    }
+    both = {kind: (kind, seconds, str(once[kind]), *paths) for kind in ("mixture", "zip")}
     runs = {name: (sys.executable, "read", *run) for name, run in {**both, **alone}.items()}
     results = interleaved(script, runs, size.rounds)
     found = {name: [r["rows_per_second"] for r in rs] for name, rs in results.items()}

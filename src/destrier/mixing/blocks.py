@@ -21,9 +21,17 @@ from destrier.schedule import (
     span_rows,
 )
 
-__all__ = ["MixtureBlock", "Reading", "Spans"]
+__all__ = ["MixtureBlock", "Reading", "Spans", "common_block_bytes"]
 
 _LEAST_ROWS = 1 << 13  # that are planned together
+
+
+def common_block_bytes(feeds: Sequence[TableFeed]) -> int:
+    """Bytes that are read together, about, of all tables.
+
+    A block is a read of each table: with twice as much in it, those are not too small.
+    """
+    return min(len(feeds), 2) * max(feed.block_bytes for feed in feeds)
 
 
 @dataclass

@@ -20,7 +20,7 @@ from destrier.counters import Counts
 from destrier.errors import RowError, SchemaError
 from destrier.feed import TableFeed
 from destrier.keyed import Ints
-from destrier.mixing.blocks import MixtureBlock, Reading, Spans
+from destrier.mixing.blocks import MixtureBlock, Reading, Spans, common_block_bytes
 from destrier.mixing.passes import Passes
 from destrier.mixing.shares import RoutedShares
 from destrier.pool import ArrowPool, ColumnPool, Gathered, Pool
@@ -119,7 +119,7 @@ class MixtureFeed:
             self.schema = self.schema.append(pa.field(source_column, pa.string()))
             self._column = _SourceColumn(source_column, np.array(sources, np.object_))
         self.held_bytes = sum(feed.held_bytes for feed in feeds)
-        self.block_bytes = max(feed.block_bytes for feed in feeds)
+        self.block_bytes = common_block_bytes(feeds)
         self.read_ahead = max(feed.read_ahead for feed in feeds)
         each = zip(feeds, shares, strict=True)
         self.row_bytes = max(1.0, sum(feed.row_bytes * share for feed, share in each))

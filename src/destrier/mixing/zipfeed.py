@@ -15,7 +15,7 @@ from destrier.columns import Columns
 from destrier.counters import Counts
 from destrier.errors import RowError
 from destrier.keyed import Ints
-from destrier.mixing.blocks import MixtureBlock, Spans
+from destrier.mixing.blocks import MixtureBlock, Spans, common_block_bytes
 from destrier.mixing.feed import MixtureFeed, MixtureMemory
 from destrier.plan import Routes, Shares
 from destrier.pool import Gathered
@@ -123,7 +123,7 @@ class ZipFeed:
             [field for prefix, feed in pairs for field in _named(feed.schema, prefix)]
         )
         self.held_bytes = sum(feed.held_bytes for feed in feeds)
-        self.block_bytes = max(feed.block_bytes for feed in feeds)
+        self.block_bytes = common_block_bytes([table for feed in feeds for table in feed.feeds])
         self.read_ahead = max(feed.read_ahead for feed in feeds)
         self.row_bytes = sum(feed.row_bytes for feed in feeds)
 
