@@ -975,6 +975,17 @@ def test_memory_stays_bounded_over_a_long_epoch() -> None:
     assert freed >= order.n * 0.9
 
 
+@pytest.mark.parametrize("block_rows", [256, 1024, 4096])
+def test_windows_are_read_twice_at_most(block_rows: int) -> None:
+    # All lanes come back to the windows that they began with within shares planned together.
+    order = Order(8192, seed=7, num_splits=256, clump_size=32, window=8)
+    shares = Steps(order.n, 0, 256, order.num_splits)
+    blocks = schedule.Schedule(
+        order, RangeRows(order.n), shares, row_bytes=1.0, held="windows", block_bytes=block_rows
+    )
+    assert order.n <= sum(len(block.offsets) for block in blocks) <= 2 * order.n
+
+
 # ---- pools ------------------------------------------------------------------------------------
 
 

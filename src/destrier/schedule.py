@@ -394,10 +394,11 @@ class _Windows:
         span.prepare(number, self._slots)
         used = span.windows(own)
         new = [i for i in used.tolist() if int(span.lo[i]) not in self._slots]
+        last_cycles = span.last_cycles(own)
         for i in new:
             start = int(span.lo[i])
             self._slots[start] = self._free.pop() if self._free else len(self._slots)
-            self._last_cycles[start] = int(span.last_cycle[i])
+            self._last_cycles[start] = int(last_cycles[i])
         slots = np.zeros(len(span.lo), np.int64)
         slots[used] = [self._slots[start] for start in span.lo[used].tolist()]
         capacity = (len(self._slots) + len(self._free)) * size
@@ -445,7 +446,6 @@ class _Span:
         first, self.window = distinct(lo)
         self.lo, self._hi = lo[first], hi[first]
         self._cycles = order.cycles(g)
-        self.last_cycle = self._cycles[first] + self._hi - 1 - self.lo - self.place[first]
         self._run = np.searchsorted(bounds[:-1:each], first, side="right") - 1  # ascending
         self._ready: dict[int, tuple[Ints, Ints, Ints, Ints]] = {}
 
@@ -453,6 +453,16 @@ class _Span:
         """The least cycle of some samples; 0 where there are none."""
         cycles = self._cycles[own]
         return int(cycles.min()) if len(cycles) else 0
+
+    def last_cycles(self, own: slice) -> Ints:
+        """For each window of some samples the cycle that ends it; for others anything.
+
+        A split comes back to the window that it began with, which then ends a second time.
+        """
+        window = self.window[own]
+        ends = np.empty(len(self.lo), np.int64)
+        ends[window] = self._cycles[own] + (self._hi - 1 - self.lo)[window] - self.place[own]
+        return ends
 
     def windows(self, own: slice) -> Ints:
         """The numbers of the windows of some samples."""
