@@ -135,7 +135,7 @@ def test_a_damaged_state(corpus: str, text: str):
 def test_arguments_that_cannot_be_used(corpus: str, tmp_path: Path):
     with pytest.raises(ArgumentError, match="bucket_window=3 has no meaning without bucket_by"):
         StreamingDataset(corpus, bucket_window=3)
-    with pytest.raises(ArgumentError, match="bucket_window must be at least 1, got 0"):
+    with pytest.raises(ArgumentError, match=r"bucket_window must be from 1 .* got 0"):
         StreamingDataset(corpus, bucket_by="tokens", bucket_window=0)
     with pytest.raises(ArgumentError, match="no meaning for packed blocks"):
         StreamingDataset(Packed(corpus, block_size=8), bucket_by="tokens")

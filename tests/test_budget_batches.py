@@ -22,6 +22,7 @@ from destrier import (
     EmptyError,
     Mixture,
     Order,
+    ReadError,
     StateError,
     StreamingDataLoader,
     StreamingDataset,
@@ -212,6 +213,30 @@ def test_steps_are_counted_alike_in_windows_side_by_side_and_one_by_one(
             assert order.counts(0, order.windows).tolist() == one_by_one
             order._counts[:] = -1
             assert len(stream) == sum(one_by_one)
+
+
+def test_borders_that_were_forgotten_are_looked_for_again(
+    corpus: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("destrier.bucketing.budget._KEPT_BORDERS", 6)
+    with loader(corpus, bucket_window=1) as stream:
+        order = stream._stream().order(0)
+    wanted = {v: order.borders(v).tolist() for v in range(order.windows)}
+    assert order.windows > 12
+    for window in (0, 1, 2, 3, 4, 5, 0, 6, 0, 7, 6, 1, 8, 0, 9, 10, 11, 0):
+        order._window(window)
+        order.borders(window - window % 3)
+        for kept in list(order._kept):
+            assert order.borders(kept).tolist() == wanted[kept]
+
+
+def test_the_order_that_is_in_use_is_kept(corpus: str):
+    with loader(corpus) as stream:
+        made = stream._stream()
+    first = made.order(5)
+    for epoch in range(9):
+        made.order(epoch)
+        assert made.order(5) is first
 
 
 @given(
@@ -521,6 +546,48 @@ def test_states_of_all_ranks_are_the_same(corpus: str):
 # ---- what is refused ----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("options", [{"global_batch_tokens": TOKENS}, {"batch_size": 50}])
+def test_a_count_that_is_not_that_of_its_list(tmp_path: Path, options: dict[str, int]):
+    lists = [[1] * n for n in (3, 4, 0, 7, 2)]
+    uris = []
+    for name, counts in (("right", [3, 4, 0, 7, 2]), ("wrong", [3, 4, 0, 5, 2])):
+        uris.append(str(tmp_path / name))
+        columns = {"tokens": lists, "tokens_count": counts, "i": range(5)}
+        lance.write_dataset(pa.table(columns), uris[-1])
+    right, wrong = (
+        StreamingDataset(uri, bucket_by="tokens", remainder="keep", columns=["i", "tokens"])
+        for uri in uris
+    )
+    with StreamingDataLoader(right, **options) as stream:
+        (batch,) = stream
+        assert list(batch) == ["i", "tokens"]
+        assert [len(tokens) for tokens in batch["tokens"]] == [len(lists[i]) for i in batch["i"]]
+    with StreamingDataLoader(wrong, **options) as stream:
+        message = "'tokens' of row 3 .* has 7 elements, but 'tokens_count' says 5"
+        with pytest.raises(ReadError, match=message) as caught:
+            next(iter(stream))
+        assert (caught.value.offset, caught.value.column) == (3, "tokens")
+    # Nobody sees the lists.
+    only = StreamingDataset(uris[1], bucket_by="tokens", remainder="keep", columns=["i"])
+    with StreamingDataLoader(only, **options) as stream:
+        assert sorted(i for batch in stream for i in batch["i"].tolist()) == list(range(5))
+
+
+def test_huge_sizes_are_those_of_a_whole_epoch(corpus: str):
+    most = (1 << 48) - 1
+    for options in ({}, {"bucket_window": most}, {"global_batch_tokens": most}):
+        with loader(corpus, "keep", **options) as stream:
+            assert sorted(i for batch in ids(stream) for i in batch) == list(range(ROWS))
+    large = StreamingDataset(corpus, bucket_by="tokens", bucket_window=most, remainder="keep")
+    with StreamingDataLoader(large, batch_size=most) as stream:
+        (batch,) = ids(stream)
+        assert sorted(batch) == list(range(ROWS))
+    mixture = Mixture({"a": StreamingDataset(corpus)}, stop="all_exhausted")
+    with StreamingDataLoader(mixture, batch_size=most, remainder="keep") as stream:
+        (batch,) = ids(stream)
+        assert set(batch) == set(range(ROWS))
+
+
 def test_arguments_that_cannot_be_used(corpus: str, lengths: list[int]):
     with pytest.raises(ArgumentError, match="global_batch_tokens=500 needs bucket_by"):
         len(loader(corpus, bucket_by=None, bucket_window=None))
@@ -528,16 +595,19 @@ def test_arguments_that_cannot_be_used(corpus: str, lengths: list[int]):
         StreamingDataLoader(dataset(corpus), batch_size=8, global_batch_tokens=500)
     with pytest.raises(ArgumentError, match=r"global_batch_size=8 .* global_batch_tokens=500 .* b"):
         dataset(corpus, global_batch_size=8, global_batch_tokens=500)
-    with pytest.raises(ArgumentError, match="global_batch_tokens must be at least 1, got 0"):
+    with pytest.raises(ArgumentError, match=r"global_batch_tokens must be from 1 .* got 0"):
         dataset(corpus, global_batch_tokens=0)
     with pytest.raises(ArgumentError, match=r"global_batch_tokens must be an integer .* got 1.5"):
         dataset(corpus, global_batch_tokens=1.5)
-    with pytest.raises(ArgumentError, match="batch_multiple must be at least 1, got -2"):
+    with pytest.raises(ArgumentError, match=r"batch_multiple must be from 1 .* got -2"):
         dataset(corpus, global_batch_tokens=500, batch_multiple=-2)
     with pytest.raises(ArgumentError, match="batch_multiple=2 has no meaning without global_batch"):
         StreamingDataLoader(dataset(corpus), batch_size=8, batch_multiple=2)
     with pytest.raises(ArgumentError, match="global_batch_tokens=9 cannot be combined with pack_"):
         StreamingDataset(corpus, columns=["tokens"], pack_sequences=8, global_batch_tokens=9)
+    for name in ("global_batch_tokens", "batch_multiple", "bucket_window"):
+        with pytest.raises(ArgumentError, match=rf"{name} must be from 1 to 2\*\*48 - 1, got 2814"):
+            loader(corpus, **{name: 1 << 48})
     row = lengths.index(LONGEST)
     words = f"row {row} has 40 in 'tokens', and a step of 12 .* 480 tokens, .*global_batch_tokens="
     with pytest.raises(ArgumentError, match=words + "479"):

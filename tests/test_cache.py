@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -345,6 +346,33 @@ def test_a_damaged_file_that_cannot_be_removed_is_passed_over(
     for _ in range(2):
         assert reader.read(np.arange(1000)).batch == good
     assert asked == [0]
+
+
+def test_a_file_that_cannot_be_opened_for_a_moment_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = open_table(str(lance_table(tmp_path)))
+    cache = CacheFolder.of(tmp_path / "c", None)
+    reader = Reader(table, ["id"], cache=cache)
+    good = reader.read(np.arange(1000)).batch
+    (path,) = entries(tmp_path / "c")
+    open_file, refused = os.open, []
+
+    def refusing(file: Any, *arguments: Any, **options: Any) -> int:
+        if str(file) == str(path):
+            refused.append(file)
+            raise OSError(errno.EMFILE, "too many open files")
+        return open_file(file, *arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refusing)
+        for each in (reader, Reader(table, ["id"], cache=cache)):
+            before = len(refused)
+            assert each.read(np.arange(1000)).batch == good
+            assert len(refused) > before
+    assert path.exists()
+    hide_data(table.uri)
+    assert reader.read(np.arange(1000)).batch == good
 
 
 def test_a_damaged_row_is_an_error_of_that_row_alone(tmp_path: Path) -> None:

@@ -52,6 +52,15 @@ def test_spares_take_so_much_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [each.address for each in memory._spares._buffers] == places[2:]
 
 
+def test_what_is_larger_than_all_spares_does_not_take_their_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory, "_SPARE_BYTES", 2 * LARGE)
+    where = fresh((LARGE,), np.uint8).ctypes.data
+    fresh((3 * LARGE,), np.uint8)
+    assert fresh((LARGE,), np.uint8).ctypes.data == where
+
+
 @pytest.mark.parametrize("rows", [10, 4_000])
 def test_rows_are_gathered_into_memory_that_may_be_written_to(rows: int) -> None:
     values = np.arange(rows * 256).reshape(rows, 256)

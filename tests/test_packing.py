@@ -349,6 +349,10 @@ def test_a_count_of_0_does_not_hide_a_document(tmp_path: Path):
         assert (caught.value.offset, caught.value.column) == (1, "tokens")
     kept = select_rows(table, "tokens_count > 0")
     assert find_lengths(table, kept, "tokens").part(0, 3).tolist() == [3, 3, 1]
+    other = open_table(write(tmp_path / "o.lance", HIDDEN, **HIDES))
+    assert find_lengths(other, select_rows(other, "tokens_count > 0"), "tokens").documents == 3
+    with pytest.raises(ReadError, match=message):  # though the lengths of all rows are known now
+        find_lengths(other, select_rows(other, None), "tokens")
     assert find_lengths(table, select_rows(table, None), "tokens_count").count == 5
     right = open_table(write(tmp_path / "r.lance", HIDDEN, tokens_count=[3, 2, 0, 3, 1]))
     assert find_lengths(right, select_rows(right, None), "tokens").documents == 4
@@ -382,9 +386,9 @@ def test_a_hidden_document_between_others_is_found(
         reader.read(addresses[1:2])
 
 
-@pytest.mark.parametrize("count", [-1, (1 << 32) - 1, 1 << 32])
+@pytest.mark.parametrize("count", [-1, (1 << 32) - 1, 1 << 32, (1 << 64) - 1])
 def test_a_count_that_is_none(tmp_path: Path, count: int):
-    counts = pa.array([1, count, 2])
+    counts = pa.array([1, count, 2], pa.int64() if count < 1 << 63 else pa.uint64())
     table = open_table(write(tmp_path / "t.lance", [[1], [2], [3, 4]], tokens_count=counts))
     with pytest.raises(ReadError, match=rf"'tokens_count' of row 1 .* is {count}, which"):
         find_lengths(table, select_rows(table, None), "tokens")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
 import gc
 import itertools
@@ -36,6 +37,7 @@ from destrier import (
     schedule,
     selection,
 )
+from destrier.batch import batch_bytes
 from destrier.columns import Column, from_arrow
 from destrier.plan import Cycles, Steps
 from destrier.pool import ArrowPool, ColumnPool
@@ -173,6 +175,25 @@ def test_stop_on_a_thread_that_is_inside_the_pipeline(table: str) -> None:
     within(run)
     assert not running.alive
     loader.close()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_close_in_a_transform_does_not_wait_for_itself(table: str, threads: int) -> None:
+    def closes(batch: Any) -> Any:
+        loader.close()
+        return batch
+
+    dataset = StreamingDataset(table, transform=closes, transform_parallelism=threads)
+    loader = StreamingDataLoader(dataset, batch_size=5)
+
+    def run() -> None:
+        with contextlib.suppress(RuntimeError):
+            for _ in itertools.islice(loader, 3):
+                pass
+        loader.close()
+
+    within(run)
+    eventually(lambda: not pipeline._running)
 
 
 @pytest.mark.parametrize("where", ["drive", "read", "finish"])
@@ -1009,6 +1030,14 @@ def test_a_freed_batch_is_let_go(no_collector: None) -> None:
     pool.free(0, 8)
     assert gone[1]() is None
     assert pool.take(np.empty(0, np.int64)).num_rows == 0
+
+
+def test_what_views_look_into_is_counted() -> None:
+    rows = rows_of({"image": [bytes(100_000)] * 20, "id": list(range(20))})
+    pool = ColumnPool(rows.batch.schema, {"image"})
+    pool.reserve(20)
+    pool.put(np.arange(20), rows)
+    assert batch_bytes(pool.take(np.arange(20))) >= 20 * 100_000
 
 
 def test_what_views_look_into_is_let_go_with_the_last_of_them(no_collector: None) -> None:

@@ -364,7 +364,7 @@ def batch_bytes(batch: Any) -> int:
         # Some are measured, the others taken to be alike.
         some = batch[:: max(1, len(batch) // 16)]
         return sum(map(batch_bytes, some)) * len(batch) // max(1, len(some))
-    if isinstance(batch, bytes | str):
+    if isinstance(batch, bytes | str | pa.Buffer):
         return len(batch)
     return _nbytes(batch)
 

@@ -7,7 +7,9 @@ from typing import Any
 
 from destrier.errors import ArgumentError
 
-__all__ = ["check_positive", "integer"]
+__all__ = ["MOST_SIZE", "check_positive", "integer"]
+
+MOST_SIZE = 1 << 48  # below it are numbers of samples or tokens, so that products fit 64 bits
 
 
 def integer(name: str, value: Any, least: int = 0, below: int | None = None) -> int:
@@ -31,7 +33,8 @@ def integer(name: str, value: Any, least: int = 0, below: int | None = None) -> 
             f"{name} must be an integer of at least {least}, got {value!r}"
         ) from None
     if below is not None and not least <= number < below:
-        most = "2**32 - 1" if below == 1 << 32 else below - 1
+        bits = below.bit_length() - 1
+        most = f"2**{bits} - 1" if bits >= 32 and below == 1 << bits else below - 1
         raise ArgumentError(f"{name} must be from {least} to {most}, got {number}")
     if number < least:
         raise ArgumentError(f"{name} must be at least {least}, got {number}")

@@ -266,8 +266,9 @@ class TableFeed:
     @property
     def held_rows(self) -> int:
         """Rows that stay in memory, at most: beside open windows those that just ended."""
-        rows = int(self.held_bytes / self.row_bytes)
-        return rows if self.held == "all" else 2 * rows
+        if self.held == "all":
+            return len(self.rows)
+        return 2 * int(self.held_bytes / self.row_bytes)
 
     def blocks(self, epoch: int, shares: Shares, complete: Sequence[bool]) -> Schedule:
         """The blocks of an epoch's shares."""

@@ -162,7 +162,9 @@ class StreamingDataLoader:
         check_on_error(on_error)
         _check_numbers(num_workers, prefetch_bytes)
         if not self._sizes.given:
-            raise ArgumentError("batch_size or global_batch_size must be given")
+            raise ArgumentError(
+                "batch_size, global_batch_size or global_batch_tokens must be given"
+            )
         if not isinstance(dataset, StreamingDataset):
             _ = samples_of(self._sizes.step(1))  # refuses a budget
         given = format

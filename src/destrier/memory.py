@@ -37,13 +37,18 @@ class _Spares:
     def take(self, size: int) -> pa.Buffer | None:
         """One that has the size and little more."""
         with self._lock:
-            for i in range(len(self._buffers) - 1, -1, -1):
-                if size <= self._buffers[i].size <= size + size // _WASTE:
-                    return self._buffers.pop(i)
+            # Of a copy: the collector may give one in the midst of it.
+            for buffer in reversed(tuple(self._buffers)):
+                if size <= buffer.size <= size + size // _WASTE:
+                    for i, each in enumerate(self._buffers):
+                        if each is buffer:
+                            return self._buffers.pop(i)
         return None
 
     def give(self, buffer: pa.Buffer) -> None:
         """Keep one, in place of those that were not used for longest."""
+        if buffer.size > _SPARE_BYTES:
+            return
         with self._lock:
             self._buffers.append(buffer)
             while sum(each.size for each in self._buffers) > _SPARE_BYTES:

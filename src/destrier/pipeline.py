@@ -179,13 +179,17 @@ class Pipeline:
         return self._driver.is_alive() or any(pool.alive for pool in pools if pool is not None)
 
     def join(self, until: float | None = None) -> None:
-        """Wait until the threads of a stopped pipeline have ended, or `time.monotonic` is late."""
-        if threading.current_thread() is self._driver:
+        """Wait until the threads of a stopped pipeline have ended, or `time.monotonic` is late.
+
+        One of them, that closes a loader in a transform or runs the collector, does not wait.
+        """
+        pools = [self._readers, *([] if self._finishers is None else [self._finishers])]
+        own = threading.current_thread() is self._driver
+        if own or any(pool.has_this_thread for pool in pools):
             return
         self._driver.join(None if until is None else max(0.0, until - time.monotonic()))
-        self._readers.join(until)
-        if self._finishers is not None:
-            self._finishers.join(until)
+        for pool in pools:
+            pool.join(until)
 
     # ---- the driving thread -------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from destrier.bucketing.buckets import AnyBuckets, parse_buckets
-from destrier.check import integer
+from destrier.check import MOST_SIZE, integer
 from destrier.errors import ArgumentError, StateError
 from destrier.packing.packing import Packing
 from destrier.permutation import Permutation
@@ -44,7 +44,7 @@ class Settings:
             ("num_splits", 1, None),
             ("shuffle_clump_size", 1, None),
             ("shuffle_window", 1, None),
-            ("bucket_window", 1, None),
+            ("bucket_window", 1, MOST_SIZE),
             ("shuffle_seed", 0, 1 << 32),
         ):
             value = getattr(self, name)

@@ -11,6 +11,7 @@ import numpy as np
 
 from destrier.bucketing.bucketing import Bucketing
 from destrier.bucketing.buckets import Batch, BudgetBuckets, check_batch_of
+from destrier.bucketing.counted import CountedReader
 from destrier.bucketing.steps import BudgetEpochs
 from destrier.caching.location import CacheFolder
 from destrier.counters import Counts
@@ -20,6 +21,7 @@ from destrier.keyed import Ints
 from destrier.links.columns import delivered_columns
 from destrier.order import Order
 from destrier.packing.documents import PackedRows
+from destrier.packing.lengths import counted_by
 from destrier.packing.reader import PackedReader
 from destrier.plan import Cycles, Epochs, Remainder, Routes, Steps
 from destrier.read import Reader
@@ -286,9 +288,16 @@ class TableStream:
                 self.table, columns, tolerant=tolerant, counts=counts, cache=cache
             )
         names = chosen_columns(self.table, columns)
-        return Reader(
-            self.table, names, tolerant=tolerant, counts=counts, cache=cache, rows=self.rows
+        read, lists = names, None if self.bucketing is None else self.bucketing.buckets.by
+        numbers = counted_by(self.table, lists) if lists in names else None
+        if numbers is not None and numbers not in names:
+            read = [*names, numbers]
+        reader = Reader(
+            self.table, read, tolerant=tolerant, counts=counts, cache=cache, rows=self.rows
         )
+        if lists is None or numbers is None:
+            return reader
+        return CountedReader(reader, names, lists=lists, numbers=numbers)
 
     def columns(self, columns: list[str] | None) -> list[str]:
         """The columns that are delivered; None is all.
@@ -347,10 +356,13 @@ class TableStream:
             StateError: Naming both plans.
         """
         if state["plan_hash"] != self.identity.plan_hash:
+            by = None if self.bucketing is None else self.bucketing.buckets.by
+            lengths = "" if by is None else f", or the lengths of {by!r} are others"
             raise StateError(
                 f"plan_hash mismatch: the state has {state['plan_hash']}, this stream "
-                f"{self.identity.plan_hash}: the filter, permutation or view has other rows "
-                f"than it had ({self.count} now); start the next epoch: epoch={next_epoch(state)}"
+                f"{self.identity.plan_hash}: the filter, permutation or view has other rows than "
+                f"it had ({self.count} now){lengths}; start the next epoch: "
+                f"epoch={next_epoch(state)}"
             )
         if int(state["counter"] or 0) > self.count:
             raise StateError(

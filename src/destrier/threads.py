@@ -58,6 +58,11 @@ class Threads:
         """Whether any of the threads still runs."""
         return any(thread.is_alive() for thread in self._threads)
 
+    @property
+    def has_this_thread(self) -> bool:
+        """Whether the thread that asks is one of them."""
+        return threading.current_thread() in self._threads
+
     def join(self, until: float | None = None) -> None:
         """Wait for the threads of a stopped pool, until `time.monotonic` says so at most."""
         for thread in self._threads:

@@ -51,7 +51,7 @@ class Bucketing:
                     found = BudgetOrder(order, self.lengths, self.buckets)
                 else:
                     found = BucketedOrder(order, self.lengths, self.buckets)
-                keep(self._kept, number, found, _KEPT)
+            keep(self._kept, number, found, _KEPT)
         return found
 
     def budget_order(self, order: Order) -> BudgetOrder:

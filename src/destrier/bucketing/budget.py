@@ -66,6 +66,8 @@ class BudgetOrder(WindowedOrder):
         with self._lock:
             found = self._borders.get(window)
         if found is None:
+            with self._lock:
+                self._kept.pop(window, None)  # it is kept without them, if they were forgotten
             self._window(window)
             with self._lock:
                 found = self._borders[window]

@@ -26,8 +26,9 @@ _KEPT = 4  # windows: a block of shares lies in few
 
 
 def keep(kept: OrderedDict[int, Any], number: int, value: Any, most: int) -> None:
-    """Put something into a dict, which forgets the oldest ones."""
+    """Put something into a dict, or its end, which forgets what was put there first."""
     kept[number] = value
+    kept.move_to_end(number)
     while len(kept) > most:
         kept.popitem(last=False)
 
@@ -47,7 +48,7 @@ class WindowedOrder(ABC):
     def __init__(self, order: Order, lengths: Lengths, size: int) -> None:
         self.base = order
         self._lengths = lengths
-        self._size = size
+        self._size = min(size, max(1, order.n))
         epoch = order.epoch if order.shuffle else 0
         self._key = subkey(epoch_key(order.seed, epoch), BUCKET_KEY)
         self._kept: OrderedDict[int, Ints] = OrderedDict()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from destrier.bucketing.buckets import Batch, TokenBudget
-from destrier.check import integer
+from destrier.check import MOST_SIZE, integer
 from destrier.errors import ArgumentError
 from destrier.plan import REMAINDERS, Remainder
 
@@ -61,7 +61,11 @@ def check_sizes(
         "global_batch_tokens": global_batch_tokens,
         "batch_multiple": batch_multiple,
     }
-    sizes = {name: integer(name, value, 1) for name, value in given.items() if value is not None}
+    sizes = {
+        name: integer(name, value, 1, MOST_SIZE)
+        for name, value in given.items()
+        if value is not None
+    }
     meanings = {
         "batch_size": "of one rank",
         "global_batch_size": "of all",

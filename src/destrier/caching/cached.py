@@ -21,7 +21,7 @@ from destrier.caching.blocks import (
     column_key,
     least_density,
 )
-from destrier.caching.entry import DamagedError, FileValues, pack
+from destrier.caching.entry import DamagedError, FileValues, UnopenedError, pack
 from destrier.caching.store import Folder, Store, warn_once
 from destrier.caching.values import ArrayValues, Values, assembled
 from destrier.errors import ReadError, StorageError
@@ -126,7 +126,7 @@ class CachedColumns:
             found = self._take(offsets, columns)
             while found is None:
                 found = self._take(offsets, columns)
-        except _FetchError:
+        except (_FetchError, UnopenedError):
             # Other rows of a block may have caused it; what is raised now is for these rows.
             return self._from_table(offsets, columns)
         return found

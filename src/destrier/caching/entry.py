@@ -47,6 +47,10 @@ class DamagedError(Exception):
         self.block = block
 
 
+class UnopenedError(Exception):
+    """A file is there, perhaps, but could not be opened this time."""
+
+
 def pack(array: pa.Array, *, column: str, block: int) -> bytes:
     """The content of a file.
 

@@ -25,6 +25,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from destrier.caching.entry import UnopenedError
 from destrier.errors import DestrierWarning
 
 __all__ = ["Folder", "Store", "warn_once"]
@@ -64,11 +65,17 @@ class Folder:
         return os.path.exists(f"{self.path}/{block}.arrow")
 
     def open(self, block: int) -> int | None:
-        """A descriptor of a block's file, or None if there is none."""
+        """A descriptor of a block's file, or None if there is none.
+
+        Raises:
+            UnopenedError: If there may be one, but it could not be opened.
+        """
         try:
             return os.open(f"{self.path}/{block}.arrow", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
+        except FileNotFoundError:
             return None
+        except OSError as error:
+            raise UnopenedError from error
 
 
 class _Descriptor:

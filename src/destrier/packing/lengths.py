@@ -26,7 +26,7 @@ from destrier.selection import BitmapRows, RangeRows, RowList
 from destrier.table import Table, lance_call
 from destrier.writing.layout import count_name
 
-__all__ = ["Lengths", "find_lengths", "list_kind"]
+__all__ = ["Lengths", "counted_by", "find_lengths", "list_kind"]
 
 _PIECE = 1 << 18  # documents worked on at once
 _SCAN_ROWS = 1 << 16
@@ -124,19 +124,19 @@ def find_lengths(table: Table, rows: RowList, column: str, *, extra: int = 0) ->
             f"column {column!r} of {table.name} is of type {kind}, which has no lengths: it must "
             "hold lists, or integers that are lengths"
         )
-    of = (table, column, rows)
     if pa.types.is_fixed_size_list(kind):
         lengths = _equal(len(rows), kind.list_size, extra)
     else:
         key = f"{table.identity}|{table.version}|{column}"
-        if isinstance(rows, RangeRows) and len(rows) == table.num_rows:
-            chosen = stored_lengths(key, lambda: _checked_empty(_scanned(table, column), *of))
-        else:
-            whole = stored_lengths(key, lambda: _scanned(table, column))
-            chosen = stored_lengths(
-                f"{key}|{rows.digest}",
-                lambda: _checked_empty(_selected(whole.values, rows), *of),
-            )
+        chosen = stored_lengths(key, lambda: _scanned(table, column))
+        if not isinstance(rows, RangeRows) or len(rows) != table.num_rows:
+            whole, key = chosen.values, f"{key}|{rows.digest}"
+            chosen = stored_lengths(key, lambda: _selected(whole, rows))
+        numbers = counted_by(table, column)
+        if numbers is not None:
+            # By itself: the lengths of all rows are found for a selection as well.
+            of = (table, column, numbers, rows)
+            stored_lengths(f"{key}|empty", lambda: _empty(chosen.values, *of))
         if chosen.missing is not None:
             offset, name = int(rows.offsets(np.array([chosen.missing]))[0]), _counted(table, column)
             raise ReadError(
@@ -182,11 +182,19 @@ def _equal(count: int, length: int, extra: int) -> Lengths:
     return Lengths(values, sums, digest, extra)
 
 
+def counted_by(table: Table, column: str) -> str | None:
+    """Return the column beside one of lists that their lengths are read from, if there is one."""
+    kind, name = table.schema.field(column).type, count_name(column)
+    if pa.types.is_integer(kind) or pa.types.is_fixed_size_list(kind):
+        return None  # has them by itself
+    if name in table.schema.names and pa.types.is_integer(table.schema.field(name).type):
+        return name
+    return None
+
+
 def _counted(table: Table, column: str) -> str:
-    """The column that lengths are read from: one of numbers, if there is one."""
-    names = (name for name in (column, count_name(column)) if name in table.schema.names)
-    numbers = (name for name in names if pa.types.is_integer(table.schema.field(name).type))
-    return next(numbers, column)
+    """The column that lengths are read from."""
+    return counted_by(table, column) or column
 
 
 def _scanned(table: Table, column: str) -> Iterator[NDArray[np.uint32]]:
@@ -216,20 +224,21 @@ def _scanned(table: Table, column: str) -> Iterator[NDArray[np.uint32]]:
         array = batch.column(0)
         if not numbers:
             array = pc.list_value_length(array)
-        yield _checked(array.cast(pa.int64(), safe=False), table, name, first)
+        yield _checked(array, table, name, first)
         first += batch.num_rows
     if first != table.num_rows:
         raise ReadError(f"a scan of {table.name} gave {first} rows of {table.num_rows}")
 
 
-def _checked(counts: pa.Array, table: Table, name: str, first: int) -> NDArray[np.uint32]:
+def _checked(numbers: pa.Array, table: Table, name: str, first: int) -> NDArray[np.uint32]:
+    counts = numbers.cast(pa.int64(), safe=False)  # one beyond them is negative then
     values = counts.fill_null(MISSING).to_numpy()
     known = values if not counts.null_count else counts.drop_null().to_numpy()
     if len(known) and (known.min() < 0 or known.max() >= MISSING):
         valid = counts.is_valid().to_numpy(zero_copy_only=False)
         place = int(np.flatnonzero(valid & ((values < 0) | (values >= MISSING)))[0])
         raise ReadError(
-            f"column {name!r} of row {first + place} of {table.name} is {int(values[place])}, "
+            f"column {name!r} of row {first + place} of {table.name} is {numbers[place]}, "
             f"which is no length: it must be from 0 to {MISSING - 1}",
             offset=first + place,
             column=name,
@@ -238,22 +247,20 @@ def _checked(counts: pa.Array, table: Table, name: str, first: int) -> NDArray[n
     return stored
 
 
-def _checked_empty(
-    pieces: Iterable[NDArray[np.uint32]], table: Table, column: str, rows: RowList
+def _empty(
+    values: NDArray[np.uint32], table: Table, column: str, name: str, rows: RowList
 ) -> Iterator[NDArray[np.uint32]]:
-    """The lengths; at their end, some documents of none are read if lengths came from counts.
+    """The lengths of some documents whose count is 0, which are read.
 
     Raises:
         ReadError: If one has tokens.
     """
-    empty, first = [np.empty(0, np.int64)], 0
-    for piece in pieces:
-        empty.append(first + _some(np.flatnonzero(piece == 0)))
-        first += len(piece)
-        yield piece
-    places = _some(np.concatenate(empty))
-    name = _counted(table, column)
-    if name == column or not len(places):
+    pieces = (
+        first + _some(np.flatnonzero(values[first : first + _PIECE] == 0))
+        for first in range(0, len(values), _PIECE)
+    )
+    places = _some(np.concatenate([np.empty(0, np.int64), *pieces]))
+    if not len(places):
         return
     offsets = np.unique(rows.offsets(places))
     found = Reader(table, [column]).read(offsets).batch.column(0)
@@ -265,6 +272,7 @@ def _checked_empty(
             offset=int(offsets[i]),
             column=column,
         )
+    yield sizes.astype(np.uint32)
 
 
 def _some(places: Ints) -> Ints:
