@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from destrier.arrays import divided
 from destrier.check import integer
 
 __all__ = [
@@ -125,7 +126,7 @@ def _walk(x: Words, n: int, keys: Any, backward: bool) -> Words:
     todo: Any = slice(None)
     values = x
     while True:
-        left, right = np.divmod(values, b)
+        left, right = divided(values, b)
         for i in rounds:
             key = keys[i] if isinstance(keys[i], np.uint64) else keys[i][todo]
             source, target, size = (right, left, a) if i % 2 == 0 else (left, right, b)

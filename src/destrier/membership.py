@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from destrier.arrays import divided
 from destrier.errors import ArgumentError
 from destrier.keyed import MEMBERSHIP_KEY, Ints, Words, epoch_key, hash_words, mix, permute, subkey
 from destrier.selection import BitmapRows
@@ -123,7 +124,7 @@ class RandomMembership(Membership):
         key = subkey(epoch_key(self.seed, 0), MEMBERSHIP_KEY)
         c = self.clump_size
         clumps = -(-self.n // c)
-        clump, inner = np.divmod(positions, c)
+        clump, inner = divided(positions, c)
         slot = permute(clump, clumps, key)
         short = permute(np.array([clumps - 1]), clumps, key)[0]
         line: Ints = slot * c + inner - (slot > short) * (clumps * c - self.n)

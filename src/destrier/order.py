@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from destrier.arrays import divided
 from destrier.errors import ArgumentError, EmptyError
 from destrier.keyed import (
     MASK,
@@ -170,7 +171,7 @@ class Order:
 
     def _line(self, g: Ints) -> Ints:
         """The position on the line of each sample, where there are no windows."""
-        split, t = g % self.num_splits, g // self.num_splits
+        t, split = divided(g, self.num_splits)
         return self._split_bounds(split)[0] + t
 
     def locate(self, g: NDArray[Any]) -> tuple[Ints, Ints, Ints]:
@@ -179,9 +180,7 @@ class Order:
         Successive samples of one split have successive places, so that a window which is held in
         the order of its places is consumed from some place on, without gaps.
         """
-        g = np.asarray(g, np.int64)
-        t = g // self.num_splits
-        split = g - t * self.num_splits  # numpy's remainder takes several times as long
+        t, split = divided(np.asarray(g, np.int64), self.num_splits)
         if self.num_splits <= _MOST_KEPT_SPLITS:
             start, size, stagger = (values[split] for values in self._splits)
         else:
@@ -377,7 +376,7 @@ class Order:
         full, strata = self._full_clumps, self._strata
         if strata == 1:
             return permute(slot, full, subkey(self._keys[0], 0))
-        m, i = np.divmod(slot, strata)
+        m, i = divided(slot, strata)
         rows, inverse = np.unique(m, return_inverse=True)
         j = self._stratum_rows(rows)[inverse, i]
         q, r = divmod(full, strata)
@@ -412,7 +411,7 @@ class Order:
         z = (rows - o) % self.n
         out: Ints = z.copy()
         whole = z < full * c
-        k, inner = np.divmod(z[whole], c)
+        k, inner = divided(z[whole], c)
         if len(k):
             out[whole] = self._slots((k - first) % full) * c + inner
         return out

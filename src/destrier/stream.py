@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from destrier.arrays import divided
 from destrier.bucketing.bucketing import Bucketing
 from destrier.bucketing.buckets import Batch, BudgetBuckets, check_batch_of
 from destrier.bucketing.counted import CountedReader
@@ -158,8 +159,7 @@ class TableStream:
 
     def routes_of(self, epochs: Ints | int, g: Ints) -> Routes:
         """Where samples come from: of some epochs, one for each, or all of one."""
-        # numpy's remainder takes several times as long
-        lane = g - g // self.num_splits * self.num_splits
+        _, lane = divided(g, self.num_splits)
         return Routes(np.zeros(len(g), np.int64), epochs * self.count + g, lane)
 
     def state(self, epoch: int, counter: int) -> State:

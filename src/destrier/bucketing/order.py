@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from destrier.arrays import divided
 from destrier.bucketing.buckets import Buckets
 from destrier.keyed import BUCKET_KEY, Ints, epoch_key, hash_words, subkey
 from destrier.order import Order
@@ -61,7 +62,7 @@ class WindowedOrder(ABC):
 
     def samples(self, g: Ints) -> Ints:
         """The sample of the order that comes at each place."""
-        window, place = np.divmod(np.asarray(g, np.int64), self._size)
+        window, place = divided(np.asarray(g, np.int64), self._size)
         out = np.empty(len(window), np.int64)
         for number in np.unique(window).tolist():
             mine = window == number

@@ -14,6 +14,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from destrier.arrays import divided
 from destrier.errors import ArgumentError, EmptyError
 from destrier.keyed import MIXTURE_KEY, Ints, epoch_key, subkey
 from destrier.mixing.quotas import Quotas
@@ -251,7 +252,7 @@ class Course:
             if first == last:
                 yield number, mine, begun[number] + first, own - first * size
             else:
-                passes, own = np.divmod(own, size)
+                passes, own = divided(own, size)
                 yield number, mine, begun[number] + passes, own
 
     def _route_segments(self, epoch: int, slot: Ints) -> tuple[Ints, Ints]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from destrier.arrays import divided
 from destrier.keyed import Ints
 from destrier.order import Order
 from destrier.schedule import Line
@@ -60,7 +61,7 @@ class Passes:
     def rows(self, g: Ints) -> Ints:
         """The position of each sample in the row list."""
         if not self.windowed and isinstance(self._first, Order):
-            epochs, sample = np.divmod(g, self.n)
+            epochs, sample = divided(g, self.n)
             return self._first.rows_of(epochs % _EPOCHS, sample)  # many epochs, if n is small
         out = np.empty(len(g), np.int64)
         for order, first, mine in self._each(g):
@@ -94,7 +95,6 @@ class Passes:
 
     def cycles(self, g: Ints) -> Ints:
         """How often each sample's split was served before it, over all epochs."""
-        epoch = g // self.n
-        sample = g - epoch * self.n  # numpy's remainder takes several times as long
+        epoch, sample = divided(g, self.n)
         cycles: Ints = epoch * self._cycles + sample // self.num_splits
         return cycles

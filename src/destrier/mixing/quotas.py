@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from destrier.arrays import divided
 from destrier.errors import ArgumentError
 from destrier.keyed import Ints, hash_words, permute_windows
 
@@ -187,7 +188,7 @@ class Quotas:
             return self._successive(first, last + 1)
         source = np.empty(len(slots), np.int64)
         index = np.empty(len(slots), np.int64)
-        window, within = np.divmod(slots, self.window)
+        window, within = divided(slots, self.window)
         first, last = int(window.min()), int(window.max())
         if last - first < 2 + 2 * len(slots) // self.window:
             windows, inverse = np.arange(first, last + 1), window - first

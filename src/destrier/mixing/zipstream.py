@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from destrier.arrays import divided
 from destrier.bucketing.buckets import Batch, samples_of
 from destrier.errors import ColumnError
 from destrier.feed import FeedOptions
@@ -105,7 +106,7 @@ class ZipStream:
         size, endless = source.count, self.count >= ENDLESS
         if size >= ENDLESS and not endless:  # its one epoch goes on from epoch to epoch
             return source.routes_of(np.zeros_like(g), epoch * self.count + g)
-        passes, index = np.divmod(g, size)
+        passes, index = divided(g, size)
         begun = begun_endless(epoch, size) if endless else epoch * -(-self.count // size)
         return source.routes_of(begun + passes, index)
 
