@@ -95,7 +95,7 @@ class Plan:
 
 
 class AnyKind(Protocol):
-    """A kind of stream: over a table here, over several in `mixed`."""
+    """A kind of stream: over a table here, over several in `mixed` and `zipped`."""
 
     @property
     def unit(self) -> int:
@@ -473,8 +473,9 @@ def opened(face: str, kind: AnyKind, *, batch: int, **options: Any) -> Iterator[
 
 def check(kind: AnyKind, batch: dict[str, Any]) -> Batch:
     """Check every value of a batch against its row."""
-    samples, offsets = batch["sample_index"], batch["row_offset"]
-    assert samples.dtype == offsets.dtype == torch.int64
+    samples = batch["sample_index"]
+    offsets = [batch[name] for name in batch if name.endswith("row_offset")]
+    assert {column.dtype for column in (samples, *offsets)} == {torch.int64}
     rows = kind.locate(batch)
     mask = tuple(batch["mask"].tolist()) if "mask" in batch else None
     return Batch(tuple(samples.tolist()), tuple(rows), mask)

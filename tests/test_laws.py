@@ -32,6 +32,7 @@ from hypothesis import strategies as st
 import battery
 import mixed
 import tables
+import zipped
 from battery import FACES, KINDS, WORLD_SIZES, expected, joined, opened, read
 from destrier import (
     ArgumentError,
@@ -70,10 +71,12 @@ def kinds(shared_table: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[s
             folder = tmp_path_factory.mktemp("kind")
             made[name] = battery.make_kind(name, str(shared_table.path), shared_table.ids, folder)
         made.update(mixed.make_kinds(made["filtered"], tmp_path_factory.mktemp("mixed")))
+        short = mixed.small_table(tmp_path_factory.mktemp("zip"), "short", 501, 5000)
+        made.update(zipped.make_kinds(made["filtered clumps"], short))
     return made
 
 
-@pytest.fixture(params=[*KINDS, *mixed.KINDS])
+@pytest.fixture(params=[*KINDS, *mixed.KINDS, *zipped.KINDS])
 def kind(request: pytest.FixtureRequest, kinds: dict[str, Any]) -> battery.AnyKind:
     return kinds[request.param]
 
