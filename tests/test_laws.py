@@ -95,7 +95,7 @@ def face(request: pytest.FixtureRequest) -> str:
 def held(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways of reading; small tables would only be read in the first."""
     if request.param.startswith("open"):
-        monkeypatch.setattr("destrier.schedule._LEAST_OWN", math.inf)
+        monkeypatch.setattr("destrier.holding._LEAST_OWN", math.inf)
 
 
 # ---- the plan by itself -----------------------------------------------------------------------

@@ -334,7 +334,7 @@ def check_alone(batch: dict[str, Any]) -> str:
 def test_sources_of_other_columns(
     unlike: dict[str, Any], held: float, budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("destrier.schedule._LEAST_OWN", held)
+    monkeypatch.setattr("destrier.holding._LEAST_OWN", held)
     weights = {"wide": 1, "inner": 2}
     mixture = Mixture(
         unlike, weights=weights, batching="per_source", window=3, stop="all_exhausted"
@@ -632,7 +632,7 @@ def test_damaged_states(kind: Mixed, key: str, value: Any) -> None:
 def test_new_weights_while_a_loader_iterates(
     kind: Mixed, ahead: int | None, held: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("destrier.schedule._LEAST_OWN", held)
+    monkeypatch.setattr("destrier.holding._LEAST_OWN", held)
     with loaded(of(kind)) as loader:
         iterator = iter(loader)
         head = [battery.check(kind, next(iterator)) for _ in range(3)]
@@ -1116,7 +1116,7 @@ def test_replicas_and_uneven_shares(kind: Mixed) -> None:
 def test_the_budget_does_not_change_the_batches(
     kind: Mixed, budget: int, held: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("destrier.schedule._LEAST_OWN", held)
+    monkeypatch.setattr("destrier.holding._LEAST_OWN", held)
     tight = budget < 1 << 20
     with loaded(of(kind), prefetch_bytes=budget) as loader:
         with pytest.warns(DestrierWarning, match="prefetch_bytes") if tight else nullcontext():

@@ -307,7 +307,7 @@ class Machine:
 def test_any_mixture_used_in_any_way(
     seed: int, tables_of: list[Kind], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("destrier.schedule._LEAST_OWN", (0.25, math.inf)[seed % 2])
+    monkeypatch.setattr("destrier.holding._LEAST_OWN", (0.25, math.inf)[seed % 2])
     machine = Machine(seed, tables_of)
     try:
         machine.run()

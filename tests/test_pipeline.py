@@ -33,9 +33,11 @@ from destrier import (
     StreamingDataset,
     TransformError,
     feed,
+    holding,
     pipeline,
     schedule,
     selection,
+    windows,
 )
 from destrier.batch import batch_bytes
 from destrier.columns import Column, from_arrow
@@ -926,7 +928,7 @@ PLANS: dict[str, tuple[Order, Any]] = {
 @pytest.mark.parametrize("most_rows", [1, 16, 100, 1000, 100_000])
 @pytest.mark.parametrize("name", PLANS)
 def test_places_hold_the_rows_of_the_order(
-    name: str, most_rows: int, what: schedule.Held, monkeypatch: pytest.MonkeyPatch
+    name: str, most_rows: int, what: holding.Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if what == "all":
         monkeypatch.setattr(schedule, "BLOCK_ROWS", most_rows)  # how many are planned at once
@@ -968,7 +970,7 @@ def test_places_hold_the_rows_of_the_order(
     if blocks.held == "all":
         assert sorted(held.values()) == list(range(order.n))
     elif blocks.held == "windows":
-        slot = schedule._slot_rows(order)
+        slot = windows.slot_rows(order)
         # An open window of each split, and those that a block needs at once or that just ended.
         per_split = 2 + -(-widest // order.num_splits) // max(1, order.clump_size)
         assert most_held <= most_capacity <= (order.num_splits + 1) * slot * per_split
@@ -976,7 +978,7 @@ def test_places_hold_the_rows_of_the_order(
 
 @pytest.mark.parametrize(("n", "most", "runs"), [(1, 8, 4), (10, 100, 3), (1000, 64, 4), (7, 2, 5)])
 def test_what_is_read_in_runs(n: int, most: int, runs: int) -> None:
-    blocks = list(schedule._in_runs(n, most, runs))
+    blocks = list(holding._in_runs(n, most, runs))
     assert sorted(np.concatenate(blocks).tolist()) == list(range(n))
     assert all((np.diff(block) > 0).all() for block in blocks)
     assert all(1 + int((np.diff(block) > 1).sum()) <= runs for block in blocks)
@@ -991,7 +993,7 @@ def test_memory_stays_bounded_over_a_long_epoch() -> None:
     )
     capacities = [block.capacity for block in blocks if block.targets is not None]
     freed = sum(stop - start for block in blocks for start, stop in block.freed)
-    assert max(capacities) <= 4 * schedule.open_rows(order, order.num_splits)
+    assert max(capacities) <= 4 * windows.open_rows(order, order.num_splits)
     assert capacities[-1] <= 2 * capacities[len(capacities) // 10]
     assert freed >= order.n * 0.9
 

@@ -12,27 +12,18 @@ import pyarrow as pa
 
 from destrier.arrays import grown
 from destrier.batch import INDEX_COLUMNS, RawBatch
+from destrier.block import Block, Line
 from destrier.bucketing.buckets import Batch
 from destrier.caching.location import CacheFolder
 from destrier.columns import dense_type, from_arrow, memory_bytes
 from destrier.counters import Counts
 from destrier.decode import Decode, decoded_names
 from destrier.errors import DestrierWarning, ReadError, RowError
+from destrier.holding import Held, Holding, choose_held, holding
 from destrier.plan import Shares
 from destrier.pool import ArrowPool, ColumnPool, HeldArrow, HeldColumns, Pool
 from destrier.read import Rows
-from destrier.schedule import (
-    BLOCK_BYTES,
-    DIRECT_SHARES,
-    Block,
-    Held,
-    Holding,
-    Line,
-    Schedule,
-    block_rows,
-    choose_held,
-    holding,
-)
+from destrier.schedule import BLOCK_BYTES, DIRECT_SHARES, Schedule, block_rows
 from destrier.selection import RowList
 from destrier.topology import ONLY_WORKER, Topology, Worker
 

@@ -10,21 +10,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from destrier.block import Line
 from destrier.bucketing.buckets import Batch
 from destrier.bucketing.order import WindowedOrder
 from destrier.bucketing.report import BucketReport, report_buckets
 from destrier.caching.advice import CachedColumn, report_cache
 from destrier.errors import ArgumentError, DestrierWarning, StorageError
 from destrier.feed import measured_row_bytes
+from destrier.holding import Held
 from destrier.keyed import Ints
 from destrier.links.columns import outside_row_bytes
 from destrier.packing.documents import PackingReport
 from destrier.plan import Shares
 from destrier.read import Reader
 from destrier.runner import DEFAULT_PREFETCH_BYTES
-from destrier.schedule import Held, Line, Schedule, open_rows
+from destrier.schedule import Schedule
 from destrier.table import Table, lance_call, redact
 from destrier.topology import Topology
+from destrier.windows import open_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from destrier.arrays import divided
+from destrier.block import Line
 from destrier.bucketing.bucketing import Bucketing
 from destrier.bucketing.buckets import Batch, BudgetBuckets, check_batch_of
 from destrier.bucketing.counted import CountedReader
@@ -18,6 +19,7 @@ from destrier.caching.location import CacheFolder
 from destrier.counters import Counts
 from destrier.errors import ArgumentError, ColumnError, StateError
 from destrier.feed import Feed, FeedOptions, RowReader, TableFeed
+from destrier.holding import Held, choose_held
 from destrier.keyed import Ints
 from destrier.links.columns import delivered_columns
 from destrier.order import Order
@@ -26,11 +28,12 @@ from destrier.packing.lengths import counted_by
 from destrier.packing.reader import PackedReader
 from destrier.plan import Cycles, Epochs, Remainder, Routes, Steps
 from destrier.read import Reader
-from destrier.schedule import DIRECT_SHARES, Held, Line, choose_held, open_rows
+from destrier.schedule import DIRECT_SHARES
 from destrier.selection import RowList
 from destrier.state import Identity, State, next_epoch
 from destrier.table import Table
 from destrier.topology import ONLY_WORKER, Topology, Worker
+from destrier.windows import open_rows
 
 __all__ = ["Stream", "TableStream", "chosen_columns"]
 

@@ -7,19 +7,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from destrier.block import BLOCK_ROWS, Block, runs_of
 from destrier.feed import TableFeed
 from destrier.keyed import Ints
 from destrier.mixing.passes import Passes
 from destrier.plan import Routes, Shares
-from destrier.schedule import (
-    BLOCK_ROWS,
-    DIRECT_SHARES,
-    Block,
-    block_rows,
-    runs_of,
-    shares_of,
-    span_rows,
-)
+from destrier.schedule import DIRECT_SHARES, block_rows, shares_of, span_rows
 
 __all__ = ["MixtureBlock", "Reading", "Spans", "common_block_bytes"]
 

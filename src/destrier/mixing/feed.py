@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from destrier.arrays import grown
 from destrier.batch import INDEX_COLUMNS, RawBatch
+from destrier.block import Block
 from destrier.columns import Column
 from destrier.counters import Counts
 from destrier.errors import RowError, SchemaError
@@ -25,7 +26,6 @@ from destrier.mixing.passes import Passes
 from destrier.mixing.shares import RoutedShares
 from destrier.pool import ArrowPool, ColumnPool, Gathered, Pool
 from destrier.read import Rows
-from destrier.schedule import Block
 
 __all__ = ["MixtureBlocks", "MixtureFeed", "MixtureMemory", "common_schema"]
 

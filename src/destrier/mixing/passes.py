@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from destrier.arrays import divided
+from destrier.block import Line
 from destrier.keyed import Ints
 from destrier.order import Order
-from destrier.schedule import Line
 
 __all__ = ["Passes"]
 

@@ -9,12 +9,12 @@ import numpy as np
 
 from destrier.errors import ArgumentError
 from destrier.feed import FeedOptions, TableFeed
+from destrier.holding import Held
 from destrier.mixing.course import ENDLESS, Stop
 from destrier.mixing.shares import MixtureSteps
 from destrier.mixing.stream import Batching, MixtureStream
 from destrier.plan import check_batch
 from destrier.runner import DEFAULT_PREFETCH_BYTES
-from destrier.schedule import Held
 from destrier.stream import TableStream
 from destrier.topology import Topology
 

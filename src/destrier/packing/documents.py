@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from destrier.block import Line
 from destrier.caching.location import CacheFolder
 from destrier.counters import Counts
 from destrier.errors import ColumnError
@@ -17,7 +18,6 @@ from destrier.packing.packing import Packing
 from destrier.packing.pieces import BlockRows, Blocks
 from destrier.packing.reader import PackedReader
 from destrier.read import Reader
-from destrier.schedule import Line
 from destrier.selection import RowList
 from destrier.table import Table
 
