@@ -24,7 +24,8 @@ from destrier.errors import (
     TableError,
     VersionError,
 )
-from destrier.table import Table, lance_call, open_table, redact
+from destrier.lancecalls import lance_call, redact
+from destrier.table import Table, open_table
 
 ROWS = pa.table({"id": range(10), "label": [i % 3 for i in range(10)]})
 MORE = pa.table({"id": range(10, 15), "label": [0] * 5})

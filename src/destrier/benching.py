@@ -13,13 +13,14 @@ import numpy as np
 
 from destrier.dataset import StreamingDataset
 from destrier.decode import Decode
+from destrier.description import blob_columns
 from destrier.feed import TableFeed
+from destrier.lancecalls import lance_call
 from destrier.loader import StreamingDataLoader
 from destrier.read import Reader
-from destrier.report import blob_columns
 from destrier.schedule import BLOCK_BYTES
 from destrier.stats import Stats
-from destrier.table import Table, lance_call
+from destrier.table import Table
 
 __all__ = ["SHARE", "BenchReport", "Headroom", "bench"]
 

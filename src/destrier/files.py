@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from destrier.errors import ArgumentError, DestrierError, MissingDependencyError, SourceError
-from destrier.table import redact
+from destrier.lancecalls import redact
 
 __all__ = ["File", "Store", "natural"]
 

@@ -17,10 +17,11 @@ import numpy as np
 import pyarrow as pa
 
 from destrier.errors import ArgumentError, ColumnError, EmptyError, StateError
+from destrier.lancecalls import lance_call
 from destrier.lists import SavedRows, scan
 from destrier.permutation import METADATA_KEY, Part, Permutation, describe
 from destrier.selection import OffsetRows
-from destrier.table import Table, lance_call, open_table
+from destrier.table import Table, open_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,8 +11,9 @@ import pyarrow as pa
 from destrier.errors import (
     ArgumentError,
 )
+from destrier.lancecalls import lance_call
 from destrier.order import ORDER_VERSION, Order
-from destrier.table import Table, lance_call
+from destrier.table import Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -28,10 +28,11 @@ from destrier.errors import (
     TableError,
     VersionError,
 )
+from destrier.lancecalls import lance_call
 from destrier.lists import OrderedRows, SavedRows, digest_of
 from destrier.order import ORDER_VERSION, Order
 from destrier.saving import Place, find_place, on_one_thread
-from destrier.table import Table, lance_call, open_table
+from destrier.table import Table, open_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -17,10 +17,11 @@ from destrier.columns import dense_bytes, dense_type, empty_array
 from destrier.counters import Counts
 from destrier.errors import LinkError, ReadError, RowError
 from destrier.keyed import Ints
+from destrier.lancecalls import lance_call
 from destrier.links.columns import companion
 from destrier.links.reader import BrokenLinksError, LinkReader
 from destrier.selection import RowList
-from destrier.table import Table, lance_call
+from destrier.table import Table
 from destrier.take import Takes
 from destrier.writing.layout import LINK_KEY, is_blob
 

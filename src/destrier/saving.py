@@ -14,7 +14,8 @@ import lance
 import pyarrow as pa
 
 from destrier.errors import ArgumentError, TableError
-from destrier.table import Table, open_table, redact
+from destrier.lancecalls import redact
+from destrier.table import Table, open_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable

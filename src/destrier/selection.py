@@ -23,7 +23,7 @@ import lance
 import numpy as np
 
 from destrier.errors import DestrierWarning, EmptyError, FilterError, ReadError
-from destrier.table import lance_call
+from destrier.lancecalls import lance_call
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

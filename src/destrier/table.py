@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import threading
-import time
 import warnings
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -18,18 +16,17 @@ from destrier.errors import (
     ArgumentError,
     ColumnError,
     DestrierWarning,
-    ReadError,
-    StorageError,
     TableError,
     VersionError,
 )
+from destrier.lancecalls import brief, cause, redact, shown_uri
 from destrier.process import check_process
 from destrier.refreshing import Namespace, Refreshing
 from destrier.storage import passes, patience, with_defaults
 from destrier.uring import uring_uri
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Mapping
 
     import lancedb.table
 
@@ -39,7 +36,7 @@ if TYPE_CHECKING:
         "str | os.PathLike[str] | lance.LanceDataset | lancedb.table.Table | Table"
     )
 
-__all__ = ["Table", "lance_call", "open_table", "redact"]
+__all__ = ["Table", "open_table"]
 
 # A take costs one lookup per fragment it meets: 129 ms instead of 8 ms over 2,000 fragments.
 _MANY_FRAGMENTS = 64
@@ -49,91 +46,9 @@ _SMALL_FRAGMENT_ROWS = 16_384
 _INDEX_CACHE_BYTES = 64 << 20
 _METADATA_CACHE_BYTES = 256 << 20
 
-_LONGEST_PAUSE = 5.0  # seconds
 _bulk_lock = threading.Lock()
 
-_SECRET_LENGTH = 4  # shorter values are flags, and stand in any text
 _LOCAL_SCHEMES = ("file", "file-object-store", "file+uring")
-
-
-def redact(text: str) -> str:
-    """Remove credentials that may stand in URIs: user info, query strings and fragments."""
-    text = re.sub(r"(\w://)(?:[^/\s]*|\S*:\S*)@", r"\1", text)
-    text = re.sub(r"(\w://[^\s?#'\"]*)[?#](?:[^\s'\"]|'[^'\s]*'(?=&))*", r"\1", text)
-    return re.sub(r"[?&#](sig|token|key|secret|password)=[^\s'\"]*", "", text)
-
-
-def _shown(uri: str) -> str:
-    """A URI for messages; one may have blanks, which `redact` takes for its end."""
-    return redact(re.split("[?#]", uri)[0] if "://" in uri else uri)
-
-
-def _hide(text: str, secrets: Iterable[str]) -> str:
-    """Redact a text, in which values of storage options may stand too."""
-    for secret in sorted(secrets, key=len, reverse=True):
-        if len(secret) >= _SECRET_LENGTH:
-            text = text.replace(secret, "***")
-    return redact(text)
-
-
-def lance_call(
-    what: str,
-    function: Callable[[], Any],
-    secrets: Iterable[str] = (),
-    *,
-    patience: float | None = None,
-) -> Any:
-    """Run a call into Lance; whatever it raises surfaces as a `ReadError`.
-
-    Lance is Rust: some bad inputs panic, which reaches Python as a BaseException that
-    ``except Exception`` would let through, so that a thread would die without a word.
-
-    Args:
-        what: What the call was to do, for the error.
-        function: The call.
-        secrets: What the error must not show.
-        patience: Seconds for which the call is made again where an object store fails as it does
-            in passing. None makes it once, and takes such a failure like any other.
-
-    Raises:
-        StorageError: If an object store still fails after that time.
-        ReadError: If the call fails otherwise.
-    """
-    check_process()
-    began, tries = time.monotonic(), 0
-    while True:
-        tries += 1
-        started = time.monotonic()
-        try:
-            return function()
-        except Exception as error:
-            if patience is None or not passes(str(error)):
-                raise ReadError(f"{what}: {_brief(error, secrets)}") from _cause(error, secrets)
-            now = time.monotonic()
-            pause = min(_LONGEST_PAUSE, 0.25 * 2**tries)
-            # A try that took long, as those that wait for an answer do, would again.
-            if now - began + pause + (now - started) > patience:
-                raise StorageError(
-                    f"{what}: the object store failed {tries} times in {now - began:.0f} s: "
-                    f"{_brief(error, secrets)}. Go on from the last state when it answers again; "
-                    "storage_options={'client_retry_timeout': SECONDS} waits longer"
-                ) from _cause(error, secrets)
-        except BaseException as error:
-            if type(error).__name__ != "PanicException":
-                raise
-            raise ReadError(f"{what}: Lance panicked: {_brief(error, secrets)}") from None
-        time.sleep(pause)
-
-
-def _cause(error: Exception, secrets: Iterable[str]) -> Exception | None:
-    """The error as the cause of ours, unless its text, which a traceback shows, has credentials."""
-    return error if _hide(str(error), secrets) == str(error) else None
-
-
-def _brief(error: BaseException, secrets: Iterable[str]) -> str:
-    text = _hide(str(error).strip() or type(error).__name__, secrets)
-    text = re.sub(r",?\s*\S*/rustc?/\S+\.rs:\d+(:\d+)?", "", text)
-    return text if len(text) <= 500 else text[:500] + " ..."
 
 
 class Table:
@@ -163,7 +78,7 @@ class Table:
         self._identity: str | None = None
 
     def __repr__(self) -> str:
-        return f"Table({_shown(self.uri)!r}, version={self.version})"
+        return f"Table({shown_uri(self.uri)!r}, version={self.version})"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_dataset": None, "_bulk": None}
@@ -171,7 +86,7 @@ class Table:
     @cached_property
     def name(self) -> str:
         """The URI without credentials and the version, for messages."""
-        return f"{_shown(self.uri)} (version {self.version})"
+        return f"{shown_uri(self.uri)} (version {self.version})"
 
     @property
     def dataset(self) -> lance.LanceDataset:
@@ -307,12 +222,12 @@ class Table:
             existing = tags.list().get(name)
             if existing is None:
                 raise TableError(
-                    f"cannot tag {self.name} as {name!r}: {_brief(error, self.secrets)}"
-                ) from _cause(error, self.secrets)
+                    f"cannot tag {self.name} as {name!r}: {brief(error, self.secrets)}"
+                ) from cause(error, self.secrets)
             if int(existing["version"]) != self.version:
                 raise VersionError(
                     f"pin={name!r} is already the tag of version {existing['version']} of "
-                    f"{_shown(self.uri)}, not of version {self.version}: choose another name, "
+                    f"{shown_uri(self.uri)}, not of version {self.version}: choose another name, "
                     f"or open the tagged version with version={name!r}"
                 ) from None
 
@@ -368,7 +283,7 @@ def _fixed_width(kind: pa.DataType) -> float:
 
 def _open(uri: str, version: int | str | None, options: Mapping[str, str]) -> lance.LanceDataset:
     check_process()
-    shown = _shown(uri)
+    shown = shown_uri(uri)
     session = lance.Session(  # type: ignore[attr-defined]
         index_cache_size_bytes=_INDEX_CACHE_BYTES, metadata_cache_size_bytes=_METADATA_CACHE_BYTES
     )
@@ -384,20 +299,20 @@ def _open(uri: str, version: int | str | None, options: Mapping[str, str]) -> la
             raise VersionError(
                 f"version {version!r} of {shown} is gone or was never there; pin= keeps the "
                 "version of a run from being cleaned up"
-            ) from _cause(error, secrets)
+            ) from cause(error, secrets)
         raise TableError(
-            f"cannot open {shown} as a Lance table: {_brief(error, secrets)}"
-        ) from _cause(error, secrets)
+            f"cannot open {shown} as a Lance table: {brief(error, secrets)}"
+        ) from cause(error, secrets)
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
         raise TableError(
-            f"cannot open {shown} as a Lance table: {_brief(error, _secrets(uri, options))}"
+            f"cannot open {shown} as a Lance table: {brief(error, _secrets(uri, options))}"
         ) from None
 
 
 def _secrets(uri: str, options: Mapping[str, str]) -> list[str]:
-    shown = [uri] if _shown(uri) != uri else []
+    shown = [uri] if shown_uri(uri) != uri else []
     values = options.given if isinstance(options, Refreshing) else options.values()
     return [*shown, *(str(value) for value in values)]
 

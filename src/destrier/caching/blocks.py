@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from destrier.columns import dense_bytes, dense_type
 from destrier.keyed import Ints
+from destrier.lancecalls import lance_call
 from destrier.lists import OrderedRows
 from destrier.rowlists import StackedRows
 from destrier.selection import BitmapRows, OffsetRows, RangeRows, RowList
-from destrier.table import Table, lance_call
+from destrier.table import Table
 
 __all__ = ["BLOCK_BYTES", "Density", "block_row_bytes", "block_rows", "column_key", "least_density"]
 

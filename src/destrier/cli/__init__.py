@@ -64,7 +64,7 @@ def _drop_output() -> None:
 
 
 def _one_line(text: str, secrets: Sequence[str]) -> str:
-    from destrier.table import redact
+    from destrier.lancecalls import redact
 
     text = redact(text)
     for secret in secrets:

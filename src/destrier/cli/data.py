@@ -11,7 +11,7 @@ from destrier.cli.arguments import add, add_choice, add_json, storage_option, wh
 from destrier.cli.printing import print_json
 from destrier.errors import ArgumentError
 from destrier.formats import EXPORTS, FORMATS
-from destrier.table import redact
+from destrier.lancecalls import redact
 
 __all__ = ["add_commands"]
 

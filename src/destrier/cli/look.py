@@ -20,7 +20,7 @@ from destrier.errors import FilterError, ReadError
 from destrier.show import Blob, cell, plain, size
 
 if TYPE_CHECKING:
-    from destrier.report import TableReport
+    from destrier.description import TableReport
     from destrier.table import Table
 
 __all__ = ["add_commands"]
@@ -44,7 +44,7 @@ def add_commands(commands: Any) -> None:
 
 
 def _info(options: argparse.Namespace) -> int:
-    from destrier.report import report_table
+    from destrier.description import report_table
 
     report = report_table(open_from(options))
     if options.json:
@@ -111,8 +111,8 @@ def _first_rows(
     table: Table, columns: list[str], filter: str | None, count: int
 ) -> Iterator[dict[str, Any]]:
     """Yield the first rows that a filter keeps; the row offset comes first, as ``row``."""
-    from destrier.report import blob_columns
-    from destrier.table import lance_call
+    from destrier.description import blob_columns
+    from destrier.lancecalls import lance_call
 
     try:
         found = lance_call(

@@ -51,7 +51,7 @@ def _parts(text: str) -> dict[str, Fraction]:
 
 def _permute(options: argparse.Namespace) -> int:
     from destrier.builder import PermutationBuilder
-    from destrier.table import redact
+    from destrier.lancecalls import redact
 
     table = open_from(options)
     builder = PermutationBuilder(table)

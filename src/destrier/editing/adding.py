@@ -16,7 +16,8 @@ from destrier.editing.newcolumns import Computer, Task, check_new
 from destrier.errors import ArgumentError, ColumnError, ReadError, WorkerError, WriteError
 from destrier.files import Store
 from destrier.jobs.fingerprint import fingerprint
-from destrier.table import Table, lance_call
+from destrier.lancecalls import lance_call
+from destrier.table import Table
 from destrier.writing.crew import Crew
 from destrier.writing.journal import Journal
 from destrier.writing.layout import is_blob, packed_schema, unpacked_schema

@@ -16,8 +16,9 @@ import pyarrow as pa
 from destrier.editing.conform import conform, plain_schema
 from destrier.editing.keys import check_key, check_keys
 from destrier.errors import ArgumentError, ColumnError, FilterError, ReadError, WriteError
+from destrier.lancecalls import lance_call
 from destrier.saving import on_one_thread
-from destrier.table import Table, lance_call, open_table
+from destrier.table import Table, open_table
 from destrier.writing.layout import is_blob
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from destrier.errors import (
     ReadError,
     WriteError,
 )
-from destrier.table import Table, lance_call, open_table
+from destrier.lancecalls import lance_call
+from destrier.table import Table, open_table
 
 if TYPE_CHECKING:
     from destrier.keyed import Ints

@@ -25,7 +25,8 @@ from destrier.errors import (
     SchemaError,
 )
 from destrier.files import Store
-from destrier.table import Table, lance_call, open_table
+from destrier.lancecalls import lance_call
+from destrier.table import Table, open_table
 from destrier.writing.destination import check_destination, table_there
 from destrier.writing.journal import Journal
 from destrier.writing.layout import is_blob

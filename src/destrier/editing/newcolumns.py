@@ -25,7 +25,8 @@ from destrier.errors import (
     SchemaError,
     TransformError,
 )
-from destrier.table import Table, lance_call
+from destrier.lancecalls import lance_call
+from destrier.table import Table
 from destrier.writing.crew import Note
 from destrier.writing.layout import is_blob
 

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from destrier.errors import ColumnError, ReadError
-from destrier.table import Table, lance_call
+from destrier.lancecalls import lance_call
+from destrier.table import Table
 from destrier.writing.layout import LINK_KEY, is_blob
 
 __all__ = [

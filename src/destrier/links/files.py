@@ -13,7 +13,7 @@ import numpy as np
 
 from destrier.errors import LinkError, SourceError
 from destrier.files import Store
-from destrier.table import redact
+from destrier.lancecalls import redact
 
 __all__ = [
     "Linked",

@@ -19,10 +19,11 @@ from destrier.editing.changes import latest
 from destrier.editing.conform import blob_array
 from destrier.errors import ArgumentError, LinkError, ReadError, WriteError
 from destrier.files import Store
+from destrier.lancecalls import lance_call, redact
 from destrier.links.columns import linked_columns
 from destrier.links.files import join_uri, split_uri, stat_files
 from destrier.links.reader import EXTERNAL
-from destrier.table import Table, lance_call, redact
+from destrier.table import Table
 from destrier.writing.journal import Journal
 from destrier.writing.publish import commit_files, discard, stage_clone
 

@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 
 from destrier.errors import ColumnError, EmptyError, ReadError
 from destrier.keyed import Ints
+from destrier.lancecalls import lance_call
 from destrier.packing.lengthfile import GROUP, MISSING, Sums, stored_lengths
 from destrier.read import Reader
 from destrier.selection import BitmapRows, RangeRows, RowList
-from destrier.table import Table, lance_call
+from destrier.table import Table
 from destrier.writing.layout import count_name
 
 __all__ = ["Lengths", "counted_by", "find_lengths", "list_kind"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
+from destrier.lancecalls import redact
 from destrier.packing.packing import How, Packing
-from destrier.table import redact
 
 if TYPE_CHECKING:
     from destrier.packing.documents import PackingReport

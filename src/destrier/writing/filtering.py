@@ -8,7 +8,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from destrier.errors import FilterError, ReadError
-from destrier.table import lance_call
+from destrier.lancecalls import lance_call
 
 __all__ = ["RowFilter"]
 

@@ -22,7 +22,8 @@ from destrier.errors import (
     WriteError,
 )
 from destrier.files import Store
-from destrier.table import Table, lance_call, open_table
+from destrier.lancecalls import lance_call
+from destrier.table import Table, open_table
 from destrier.writing.journal import Journal
 
 __all__ = ["commit_files", "discard", "leave", "publish", "published_version", "stage_clone"]

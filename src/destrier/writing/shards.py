@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from destrier.errors import DestrierError, SourceError, WriteError
+from destrier.lancecalls import lance_call, redact
 from destrier.saving import hand_over
-from destrier.table import lance_call, redact
 from destrier.writing.crew import Note
 from destrier.writing.filtering import RowFilter
 from destrier.writing.layout import Layout, Origin

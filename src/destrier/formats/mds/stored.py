@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from destrier.errors import MissingDependencyError, SourceError
 from destrier.files import Store
-from destrier.table import redact
+from destrier.lancecalls import redact
 
 __all__ = ["COMPRESSIONS", "LIMIT", "Content", "Piece", "open_piece"]
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from destrier.errors import SourceError
 from destrier.files import File, Store
-from destrier.table import redact
+from destrier.lancecalls import redact
 
 __all__ = ["Reader", "compression", "open_reader"]
 
