@@ -95,6 +95,24 @@ def test_batches_are_the_same_and_later_ones_ask_nothing_of_the_table(
     assert {path: path.stat().st_ino for path in entries(tmp_path / "c")} == kept
 
 
+def test_stats_say_what_the_cache_did_not_have(own_table: Made, tmp_path: Path) -> None:
+    def stages(**options: Any) -> dict[str, Any]:
+        dataset = StreamingDataset(str(own_table.path), columns=["id", "vector"], **options)
+        with StreamingDataLoader(dataset, batch_size=100) as loader:
+            for _ in loader:
+                pass
+            return dict(loader.stats().stages)
+
+    assert stages()["fetch"].rows == 0
+    first = stages(cache_dir=tmp_path / "c")["fetch"]
+    assert first.rows >= 1003
+    assert first.bytes >= 1003 * (8 + 16)
+    assert first.seconds > 0
+    again = stages(cache_dir=tmp_path / "c")
+    assert again["fetch"].rows == 0
+    assert again["read"].bytes >= 1003 * (8 + 16)
+
+
 def test_two_epochs_of_one_loader(own_table: Made, tmp_path: Path) -> None:
     dataset = StreamingDataset(
         str(own_table.path), columns=["id", "blob"], cache_dir=tmp_path / "c"

@@ -105,7 +105,7 @@ class Reader:
         store = None if cache is None else cache.open()
         if store is not None:
             self._cached = CachedColumns(
-                store, table, self.schema, rows=rows, fetch=self._fetch, depends=self._companions
+                store, table, self.schema, rows=rows, fetch=self._missed, depends=self._companions
             )
 
     def row_bytes(self) -> float:
@@ -222,6 +222,14 @@ class Reader:
         return pa.RecordBatch.from_arrays(
             [found[name] for name in columns], schema=pa.schema(fields)
         )
+
+    def _missed(self, offsets: Ints, columns: list[str]) -> dict[str, pa.Array]:
+        """What the cache does not have, which is counted by itself."""
+        began = time.perf_counter()
+        found = self._fetch(offsets, columns)
+        size = sum(int(array.nbytes) for array in found.values())
+        self.counts.done("fetch", began, rows=len(offsets), size=size)
+        return found
 
     def _fetch(self, offsets: Ints, columns: list[str]) -> dict[str, pa.Array]:
         kept = [name for name in columns if name not in self._blobs]

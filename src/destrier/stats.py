@@ -15,7 +15,18 @@ _STORAGE_BOUND = 0.5  # of the measured bandwidth; reading that is slower is hel
 _OWN_CORES = 0.8  # of the time of a thread that has a core for itself
 _INNER = ("decode", "transform", "collate")  # of finishing; the rest of it is the format
 _FINISHING = (*_INNER, "format")
-_STAGES = ("start", "plan", "read", "gather", "decode", "format", "transform", "collate", "move")
+_STAGES = (
+    "start",
+    "plan",
+    "read",
+    "fetch",
+    "gather",
+    "decode",
+    "format",
+    "transform",
+    "collate",
+    "move",
+)
 _DOING = {
     "start": "starting",
     "plan": "planning",
@@ -70,7 +81,7 @@ class Stats:
         ready: Batches that wait for the trainer now.
         mean_ready: How many waited when the trainer asked, on average.
         stages: By name, in the order in which rows pass them: ``plan`` which rows, ``read`` them,
-            ``gather`` batches of them, ``decode`` images, ``format`` tensors, ``transform``,
+            ``fetch`` what a cache did not have (a part of ``read``), ``gather`` batches of them, ``decode`` images, ``format`` tensors, ``transform``,
             ``collate``, ``move`` to the device. All are there; one that did nothing has zeros.
         bandwidth: Bytes a second that the storage gave when it was measured; None if it was not.
 
@@ -234,7 +245,7 @@ def _waited(counts: Counts, *, own_threads: bool) -> dict[str, float]:
         total = sum(shares.values())
         for name, seconds in shares.items():
             waited[name] += since(cause) * _ratio(seconds, total)
-    return {"start": since("start"), **waited, "move": since("move")}
+    return {"start": since("start"), "fetch": 0.0, **waited, "move": since("move")}
 
 
 def _ratio(part: float, whole: float) -> float:
