@@ -81,8 +81,9 @@ class Stats:
         ready: Batches that wait for the trainer now.
         mean_ready: How many waited when the trainer asked, on average.
         stages: By name, in the order in which rows pass them: ``plan`` which rows, ``read`` them,
-            ``fetch`` what a cache did not have (a part of ``read``), ``gather`` batches of them, ``decode`` images, ``format`` tensors, ``transform``,
-            ``collate``, ``move`` to the device. All are there; one that did nothing has zeros.
+            ``fetch`` what a cache did not have (a part of ``read``), ``gather`` batches of them,
+            ``decode`` images, ``format`` tensors, ``transform``, ``collate``, ``move`` to the
+            device. All are there; one that did nothing has zeros.
         bandwidth: Bytes a second that the storage gave when it was measured; None if it was not.
 
     Example:
