@@ -468,6 +468,21 @@ def test_a_transform_of_the_wrong_length_is_never_a_rows_fault(
         next(iter(loader))
 
 
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_transform_that_returns_nothing(kind: battery.Kind, on_error: Any) -> None:
+    def forgets(batch: dict[str, Any]) -> None:
+        batch["id"] += 1
+
+    dataset = StreamingDataset(kind.path, columns=["id"], **kind.options)
+    with (
+        StreamingDataLoader(
+            dataset, batch_size=BATCH, transform=forgets, on_error=on_error
+        ) as loader,
+        pytest.raises(TransformError, match=f"returned None for a batch of {BATCH} rows"),
+    ):
+        next(iter(loader))
+
+
 def test_a_transform_that_fails_only_on_a_whole_batch(kind: battery.Kind) -> None:
     def picky(batch: dict[str, Any]) -> dict[str, Any]:
         if len(batch["id"]) > 1:

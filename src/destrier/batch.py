@@ -324,8 +324,13 @@ def check_length(out: Any, rows: int) -> None:
     A transform may return anything; what has no row dimension of any length is not judged.
 
     Raises:
-        LengthError: If nothing in the result has as many rows.
+        LengthError: If it returned nothing, or nothing in the result has as many rows.
     """
+    if out is None:
+        raise LengthError(
+            f"the transform returned None for a batch of {rows} rows; it must return the batch "
+            "that is to be delivered"
+        )
     lengths = set(_lengths(out))
     if lengths and rows not in lengths:
         raise LengthError(
