@@ -55,11 +55,9 @@ class Windows:
         span.prepare(number, self._slots)
         used = span.windows(own)
         new = [i for i in used.tolist() if int(span.lo[i]) not in self._slots]
-        last_cycles = span.last_cycles(own)
-        for i in new:
-            start = int(span.lo[i])
+        for start, last in zip(span.lo[new].tolist(), span.last_cycles(own, new), strict=True):
             self._slots[start] = self._free.pop() if self._free else len(self._slots)
-            self._last_cycles[start] = int(last_cycles[i])
+            self._last_cycles[start] = last
         slots = np.zeros(len(span.lo), np.int64)
         slots[used] = [self._slots[start] for start in span.lo[used].tolist()]
         capacity = (len(self._slots) + len(self._free)) * size
@@ -115,15 +113,17 @@ class _Span:
         cycles = self._cycles[own]
         return int(cycles.min()) if len(cycles) else 0
 
-    def last_cycles(self, own: slice) -> Ints:
-        """For each window of some samples the cycle that ends it; for others anything.
+    def last_cycles(self, own: slice, windows: list[int]) -> list[int]:
+        """For some of the windows of some samples the cycle that ends each.
 
         A split comes back to the window that it began with, which then ends a second time.
         """
-        window = self.window[own]
-        ends = np.empty(len(self.lo), np.int64)
-        ends[window] = self._cycles[own] + (self._hi - 1 - self.lo)[window] - self.place[own]
-        return ends
+        last = np.empty(len(self.lo), np.int64)  # of each window's samples
+        last[self.window[own]] = np.arange(own.start, own.stop)
+        last = last[windows]
+        ends = self._cycles[last] + (self._hi - 1 - self.lo)[windows] - self.place[last]
+        found: list[int] = ends.tolist()
+        return found
 
     def windows(self, own: slice) -> Ints:
         """The numbers of the windows of some samples."""

@@ -171,7 +171,9 @@ class Spans:
         held = all(feed.held == "all" for feed in feeds)
         # Small tables come again and again: each time is an order of its own, which takes time.
         most = max(_LEAST_ROWS, sum(len(feed.rows) for feed in feeds))
-        rows = min(BLOCK_ROWS, most) if held else block_rows(row_bytes, block_bytes)
+        # Each table is planned by itself: with twice as many rows, in calls that are not too small.
+        planned = min(len(feeds), 2) * BLOCK_ROWS
+        rows = min(planned, most) if held else block_rows(row_bytes, block_bytes)
         self.each = shares_of(rows, shares.largest)
         together = shares_of(span_rows(rows), shares.largest)
         self._together = max(1, together if most_shares is None else min(together, most_shares))

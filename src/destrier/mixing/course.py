@@ -234,26 +234,31 @@ class Course:
         x = g + self._offset(epoch)
         slot = x // self.unit if self.unit > 1 else x
         segments = self._segments(epoch)
-        if len(segments) == 1 and not segments[0].start:
-            source, index = self._quotas(epoch, segments[0].weights).slots(slot)
+        if len(segments) == 1 and not segments[0].start and self.unit == 1:
+            found = self._quotas(epoch, segments[0].weights).by_source(slot)
         else:
             if len(slot) and slot.min() < segments[0].start:
                 raise self._forgotten(epoch)
-            source, index = self._route_segments(epoch, slot)
+            found = self._routed(epoch, x, slot)
+        begun = self._begun(epoch)
+        for number, mine, index in found:
+            size = self.sizes[number]
+            first, last = int(index.min()) // size, int(index.max()) // size
+            if first == last:
+                yield number, mine, begun[number] + first, index - first * size
+            else:
+                passes, own = divided(index, size)
+                yield number, mine, begun[number] + passes, own
+
+    def _routed(self, epoch: int, x: Ints, slot: Ints) -> Iterator[tuple[int, Ints, Ints]]:
+        """The places of each source's samples, and which of it they are."""
+        source, index = self._route_segments(epoch, slot)
         if self.unit > 1:
             index = index * self.unit + x % self.unit
-        begun = self._begun(epoch)
-        for number, size in enumerate(self.sizes):
+        for number in range(len(self.sizes)):
             mine = np.flatnonzero(source == number)
-            if not len(mine):
-                continue
-            own = index[mine]
-            first, last = int(own.min()) // size, int(own.max()) // size
-            if first == last:
-                yield number, mine, begun[number] + first, own - first * size
-            else:
-                passes, own = divided(own, size)
-                yield number, mine, begun[number] + passes, own
+            if len(mine):
+                yield number, mine, index[mine]
 
     def _route_segments(self, epoch: int, slot: Ints) -> tuple[Ints, Ints]:
         segments = self._segments(epoch)

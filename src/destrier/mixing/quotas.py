@@ -12,7 +12,7 @@ definition.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -181,13 +181,10 @@ class Quotas:
         Args:
             slots: From 0 on, one dimension, any order.
         """
-        if not len(slots):
-            return np.empty(0, np.int64), np.empty(0, np.int64)
-        first, last = int(slots[0]), int(slots[-1])
-        if last - first + 1 == len(slots) and (np.diff(slots) == 1).all():
-            return self._successive(first, last + 1)
         source = np.empty(len(slots), np.int64)
         index = np.empty(len(slots), np.int64)
+        if not len(slots):
+            return source, index
         window, within = divided(slots, self.window)
         first, last = int(window.min()), int(window.max())
         if last - first < 2 + 2 * len(slots) // self.window:
@@ -210,46 +207,82 @@ class Quotas:
             source[own], index[own] = sources[place], indices[place]
         return source, index
 
-    def _successive(self, start: int, stop: int) -> tuple[Ints, Ints]:
-        """What `slots` returns for successive ones."""
-        source = np.empty(stop - start, np.int64)
-        index = np.empty(stop - start, np.int64)
+    def by_source(self, slots: Ints) -> Iterator[tuple[int, Ints, Ints]]:
+        """What `slots` returns, source by source, of those that have any of the slots.
+
+        Yields the number of a source, the places of its slots, and which slots of it they are.
+        """
+        source, before = self._successive(slots)
+        index = None
+        if source is None:
+            source, index = self.slots(slots)
+        for number in range(len(self.weights)):
+            mine = np.flatnonzero(source == number)
+            if not len(mine):
+                continue
+            # Of successive ones the k-th of a source is its k-th from there on.
+            yield (
+                number,
+                mine,
+                before[number] + np.arange(len(mine)) if index is None else index[mine],
+            )
+
+    def _successive(self, slots: Ints) -> tuple[NDArray[Any] | None, list[int]]:
+        """If the slots are successive, the source of each, and each source's slots before them."""
+        if not len(slots):
+            return None, []
+        start, stop = int(slots[0]), int(slots[-1]) + 1
+        if stop - start != len(slots) or (np.diff(slots) != 1).any():
+            return None, []
+        source = np.empty(stop - start, self._kind)
         step = max(1, _BLOCK // self.window)
-        end = -(-stop // self.window)
-        for first in range(start // self.window, end, step):
+        begun, end = start // self.window, -(-stop // self.window)
+        before = self.counts(begun * self.window)
+        for first in range(begun, end, step):
             begin = first * self.window
-            own = slice(max(start - begin, 0), stop - begin)
-            to = slice(max(begin - start, 0), begin - start + step * self.window)
-            sources, indices = self._windows(list(range(first, min(first + step, end))))
-            source[to], index[to] = sources.ravel()[own], indices.ravel()[own]
-        return source, index
+            sources = self._sources(list(range(first, min(first + step, end))))[0].ravel()
+            if begin < start:
+                passed = np.bincount(sources[: start - begin], minlength=len(before)).tolist()
+                before = [a + b for a, b in zip(before, passed, strict=True)]
+            own = sources[max(start - begin, 0) : stop - begin]
+            source[max(begin - start, 0) :][: len(own)] = own
+        return source, before
+
+    @property
+    def _kind(self) -> type[np.unsignedinteger[Any]]:
+        return np.uint8 if len(self.weights) <= 256 else np.uint16
 
     def _windows(self, windows: list[int]) -> tuple[NDArray[Any], Ints]:
         """Source and index of every slot of some windows, one row a window."""
-        if self.end is not None and windows and (windows[-1] + 1) * self.window > self.end:
+        sources, start = self._sources(windows)
+        # Slots of one source, in their order: the k-th of them is its k-th sample of the window.
+        order = np.argsort(sources, axis=1, kind="stable")
+        rank = np.empty(sources.shape, np.int64)
+        np.put_along_axis(rank, order, np.arange(sources.shape[1])[None, :], axis=1)
+        return sources, rank - np.take_along_axis(start, sources.astype(np.int64), axis=1)
+
+    def _sources(self, windows: list[int]) -> tuple[NDArray[Any], Ints]:
+        """The source of every slot of some windows, and what to take from a slot's rank in it.
+
+        The rank counts the slots of a window source by source. Where the last window is cut short,
+        what it has not is of no meaning.
+        """
+        size = self.window
+        if self.end is not None and windows and (windows[-1] + 1) * size > self.end:
             if len(windows) > 1:
-                whole, last = self._windows(windows[:-1]), self._windows(windows[-1:])
-                size = self.window - last[0].shape[1]
-                padded = [np.pad(values, ((0, 0), (0, size))) for values in last]
-                return (
-                    np.concatenate([whole[0], padded[0]]),
-                    np.concatenate([whole[1], padded[1]]),
-                )
-            size = self.end - windows[0] * self.window
-        else:
-            size = self.window
+                parts = self._sources(windows[:-1]), self._sources(windows[-1:])
+                (whole, starts), (last, start) = parts
+                # What is not there comes last, so that it has no rank before what is.
+                missing = ((0, 0), (0, size - last.shape[1]))
+                padded = np.pad(last, missing, constant_values=len(self.weights) - 1)
+                return np.concatenate([whole, padded]), np.concatenate([starts, start])
+            size = self.end - windows[0] * size
         before = self._counts_at([v * self.window for v in windows])
         after = self._counts_at([v * self.window + size for v in windows])
         bounds = np.cumsum(after - before, axis=1)
         keys = hash_words(np.uint64(self.key) ^ hash_words(np.array(windows, np.uint64)))
         permuted = permute_windows(size, keys)
-        kind = np.uint8 if len(self.names) <= 256 else np.uint16
-        sources = np.zeros(permuted.shape, kind)
-        for i in range(len(self.names) - 1):
-            sources += (permuted >= bounds[:, i : i + 1]).astype(kind)
-        # Slots of one source, in their order: the k-th of them is its k-th sample of the window.
-        order = np.argsort(sources, axis=1, kind="stable")
-        start = bounds - (after - before) - before  # of a source's slots, less those before
-        rank = np.empty(permuted.shape, np.int64)
-        np.put_along_axis(rank, order, np.arange(size)[None, :], axis=1)
-        return sources, rank - np.take_along_axis(start, sources.astype(np.int64), axis=1)
+        sources = np.zeros(permuted.shape, self._kind)
+        for i in range(len(self.weights) - 1):
+            sources += (permuted >= bounds[:, i : i + 1]).astype(self._kind)
+        return sources, bounds - (after - before) - before
