@@ -17,7 +17,7 @@ import numpy as np
 from destrier.arrays import divided
 from destrier.errors import ArgumentError, EmptyError
 from destrier.keyed import MIXTURE_KEY, Ints, epoch_key, subkey
-from destrier.mixing.quotas import Quotas
+from destrier.mixing.quotas import Quotas, by_source
 
 __all__ = ["ENDLESS", "Course", "Segment", "Stop", "begun_endless"]
 
@@ -255,10 +255,7 @@ class Course:
         source, index = self._route_segments(epoch, slot)
         if self.unit > 1:
             index = index * self.unit + x % self.unit
-        for number in range(len(self.sizes)):
-            mine = np.flatnonzero(source == number)
-            if len(mine):
-                yield number, mine, index[mine]
+        return by_source(source, index, len(self.sizes))
 
     def _route_segments(self, epoch: int, slot: Ints) -> tuple[Ints, Ints]:
         segments = self._segments(epoch)

@@ -26,7 +26,7 @@ from destrier.arrays import divided
 from destrier.errors import ArgumentError
 from destrier.keyed import Ints, hash_words, permute_windows
 
-__all__ = ["LARGEST_WINDOW", "Quotas", "default_window", "exact_shares"]
+__all__ = ["LARGEST_WINDOW", "Quotas", "by_source", "default_window", "exact_shares"]
 
 LARGEST_WINDOW = 1 << 22
 """Slots of a window at most: random access costs one window."""
@@ -212,28 +212,17 @@ class Quotas:
 
         Yields the number of a source, the places of its slots, and which slots of it they are.
         """
-        source, before = self._successive(slots)
-        index = None
-        if source is None:
-            source, index = self.slots(slots)
-        for number in range(len(self.weights)):
+        if not len(slots) or (np.diff(slots) != 1).any():
+            yield from by_source(*self.slots(slots), len(self.weights))
+            return
+        source, before = self._successive(int(slots[0]), int(slots[-1]) + 1)
+        for number, first in enumerate(before):
             mine = np.flatnonzero(source == number)
-            if not len(mine):
-                continue
-            # Of successive ones the k-th of a source is its k-th from there on.
-            yield (
-                number,
-                mine,
-                before[number] + np.arange(len(mine)) if index is None else index[mine],
-            )
+            if len(mine):
+                yield number, mine, first + np.arange(len(mine))
 
-    def _successive(self, slots: Ints) -> tuple[NDArray[Any] | None, list[int]]:
-        """If the slots are successive, the source of each, and each source's slots before them."""
-        if not len(slots):
-            return None, []
-        start, stop = int(slots[0]), int(slots[-1]) + 1
-        if stop - start != len(slots) or (np.diff(slots) != 1).any():
-            return None, []
+    def _successive(self, start: int, stop: int) -> tuple[NDArray[Any], list[int]]:
+        """The source of each of successive slots, and how many of each source are before them."""
         source = np.empty(stop - start, self._kind)
         step = max(1, _BLOCK // self.window)
         begun, end = start // self.window, -(-stop // self.window)
@@ -286,3 +275,11 @@ class Quotas:
         for i in range(len(self.weights) - 1):
             sources += (permuted >= bounds[:, i : i + 1]).astype(self._kind)
         return sources, bounds - (after - before) - before
+
+
+def by_source(source: Ints, index: Ints, sources: int) -> Iterator[tuple[int, Ints, Ints]]:
+    """The number of each source that is there, its places, and what stands there in the index."""
+    for number in range(sources):
+        mine = np.flatnonzero(source == number)
+        if len(mine):
+            yield number, mine, index[mine]
