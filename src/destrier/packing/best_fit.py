@@ -32,9 +32,7 @@ from destrier.packing.pieces import BlockRows, Pieces, no_pieces
 __all__ = ["BestFit", "Window", "pack_window"]
 
 _KEPT_BYTES = 48 << 20
-_BITS = 32  # of a block's number, below its space in one integer
-_SPACE = 1 << _BITS
-_NUMBER = _SPACE - 1
+_BITS = 32  # of a place, below a value in one integer
 
 
 @dataclass(frozen=True)
@@ -82,9 +80,11 @@ def pack_window(lengths: Ints, block_size: int) -> Window:
     count = -(-int(lengths.sum()) // block_size)
     # No two pieces over half a block share one: while there are empty ones, each takes the next.
     over = min(int(np.searchsorted(-rest, -(block_size // 2))), count - len(full))
-    spaces = np.arange(len(full), count) + block_size * _SPACE
-    spaces[:over] -= rest[:over] * _SPACE
-    number, piece, begin, size = _fit(over, rest.tolist(), np.sort(spaces[spaces >= _SPACE]))
+    bits = count.bit_length()
+    spaces = np.arange(len(full), count) + (block_size << bits)
+    spaces[:over] -= rest[:over] << bits
+    spaces = np.sort(spaces[spaces >> bits > 0])
+    number, piece, begin, size = _fit(over, rest.tolist(), spaces, bits)
     document = by_length[piece]
     taken = np.arange(len(full) + over)
     return _numbered(
@@ -97,51 +97,60 @@ def pack_window(lengths: Ints, block_size: int) -> Window:
     )
 
 
-def _fit(placed: int, lengths: list[int], empty: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+def _fit(placed: int, lengths: list[int], empty: Ints, bits: int) -> tuple[Ints, Ints, Ints, Ints]:
     """Place pieces, the longest first.
 
     Args:
         placed: How many of them are placed already.
         lengths: Of all pieces, descending.
         empty: Spaces with the numbers of their blocks, ascending.
+        bits: Of a block's number, below its space in one integer: small ones are fast.
 
     Returns:
         For each piece, or part of one, that was placed: the number of its block, which piece it
         is of, its first token there, and its tokens.
     """
+    least, mask = 1 << bits, (1 << bits) - 1
     spaces = empty.tolist()
-    number: list[int] = []
-    piece: list[int] = []
+    chosen: list[int] = []  # spaces, each for the next piece that fits one
     left: list[int] = []
-    needs = [length << _BITS for length in lengths[placed:]]
+    before = at = -1
+    needs = [length << bits for length in lengths[placed:]]
     for i, need in enumerate(needs, placed):
-        at = bisect_left(spaces, need)
+        if need != before:  # else the place follows from the last one
+            at = bisect_left(spaces, need)
+            before = need
         if at == len(spaces):
             left.append(i)
             continue
         space = spaces.pop(at)
-        number.append(space & _NUMBER)
-        piece.append(i)
+        chosen.append(space)
         space -= need
-        if space >= _SPACE:
+        if space >= need:  # than which those before it are less, and those after it more
+            spaces.insert(at, space)
+        elif space >= least:
             spaces.insert(bisect_left(spaces, space, 0, at), space)
+            at += 1
+    number = [space & mask for space in chosen]
+    passed = set(left)
+    piece = [i for i in range(placed, len(lengths)) if i not in passed]
     size = [lengths[i] for i in piece]
     begin = [0] * len(number)
     for i in left:
         done = 0
         while done < lengths[i]:
-            at = bisect_left(spaces, (lengths[i] - done) << _BITS)
+            at = bisect_left(spaces, (lengths[i] - done) << bits)
             if at == len(spaces):
-                at = bisect_left(spaces, spaces[-1] >> _BITS << _BITS)
+                at = bisect_left(spaces, spaces[-1] >> bits << bits)
             space = spaces.pop(at)
-            taken = min(space >> _BITS, lengths[i] - done)
-            number.append(space & _NUMBER)
+            taken = min(space >> bits, lengths[i] - done)
+            number.append(space & mask)
             piece.append(i)
             begin.append(done)
             size.append(taken)
             done += taken
-            space -= taken << _BITS
-            if space >= _SPACE:
+            space -= taken << bits
+            if space >= least:
                 insort(spaces, space)
     found = (np.array(values, np.int64) for values in (number, piece, begin, size))
     return tuple(found)  # type: ignore[return-value]
@@ -152,20 +161,20 @@ def _stable_order(values: Ints) -> Ints:
 
     Sorting words that carry their places is many times faster than sorting places.
     """
-    order: Ints = np.sort((values << _BITS) | np.arange(len(values))) & _NUMBER
+    order: Ints = np.sort((values << _BITS) | np.arange(len(values))) & ((1 << _BITS) - 1)
     return order
 
 
 def _numbered(number: Ints, document: Ints, begin: Ints, size: Ints, count: int) -> Window:
     """Order pieces by document, and number blocks by their first piece."""
-    order = np.argsort((document << _BITS) | begin)
-    place = np.arange(len(order))
+    order = _stable_order(document)  # the pieces of one come from its front to its end
+    number = number[order]
     first = np.full(count, len(order))
-    np.minimum.at(first, number[order], place)
+    first[number[::-1]] = np.arange(len(order))[::-1]
     assert first.max(initial=-1) < len(order), "a block of no tokens"
     renumbered = np.empty(count, np.int64)
-    renumbered[np.argsort(first)] = np.arange(count)
-    block = renumbered[number[order]]
+    renumbered[_stable_order(first)] = np.arange(count)
+    block = renumbered[number]
     order = order[_stable_order(block)]
     bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(block, minlength=count))])
     length = size[order]
