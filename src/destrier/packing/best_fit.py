@@ -20,6 +20,7 @@ import threading
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -84,7 +85,7 @@ def pack_window(lengths: Ints, block_size: int) -> Window:
     spaces = np.arange(len(full), count) + (block_size << bits)
     spaces[:over] -= rest[:over] << bits
     spaces = np.sort(spaces[spaces >> bits > 0])
-    number, piece, begin, size = _fit(over, rest.tolist(), spaces, bits)
+    number, piece, begin, size = _fit(over, rest, spaces, bits)
     document = by_length[piece]
     taken = np.arange(len(full) + over)
     return _numbered(
@@ -97,7 +98,7 @@ def pack_window(lengths: Ints, block_size: int) -> Window:
     )
 
 
-def _fit(placed: int, lengths: list[int], empty: Ints, bits: int) -> tuple[Ints, Ints, Ints, Ints]:
+def _fit(placed: int, lengths: Ints, empty: Ints, bits: int) -> tuple[Ints, Ints, Ints, Ints]:
     """Place pieces, the longest first.
 
     Args:
@@ -111,49 +112,56 @@ def _fit(placed: int, lengths: list[int], empty: Ints, bits: int) -> tuple[Ints,
         is of, its first token there, and its tokens.
     """
     least, mask = 1 << bits, (1 << bits) - 1
-    spaces = empty.tolist()
+    needs = (lengths[placed:] << bits).tolist()
+    # Needs fall. Spaces that suffice, descending, so that the last one fits best; and a heap of the
+    # others, negated, of which the largest suffice next and are less than all that did before.
+    spaces: list[int] = []
+    waiting = (-empty[::-1]).tolist()
     chosen: list[int] = []  # spaces, each for the next piece that fits one
     left: list[int] = []
-    before = at = -1
-    needs = [length << bits for length in lengths[placed:]]
     for i, need in enumerate(needs, placed):
-        if need != before:  # else the place follows from the last one
-            at = bisect_left(spaces, need)
-            before = need
-        if at == len(spaces):
+        while waiting and waiting[0] <= -need:
+            spaces.append(-heappop(waiting))
+        if not spaces:
             left.append(i)
             continue
-        space = spaces.pop(at)
+        space = spaces.pop()
         chosen.append(space)
         space -= need
-        if space >= need:  # than which those before it are less, and those after it more
-            spaces.insert(at, space)
+        if space >= need:
+            spaces.append(space)
         elif space >= least:
-            spaces.insert(bisect_left(spaces, space, 0, at), space)
-            at += 1
-    number = [space & mask for space in chosen]
-    passed = set(left)
-    piece = [i for i in range(placed, len(lengths)) if i not in passed]
-    size = [lengths[i] for i in piece]
-    begin = [0] * len(number)
-    for i in left:
+            heappush(waiting, -space)
+    piece = np.delete(np.arange(placed, len(lengths)), np.array(left, np.int64) - placed)
+    number = np.array(chosen, np.int64) & mask
+    begin, size = np.zeros(len(piece), np.int64), lengths[piece]
+    if not left:
+        return number, piece, begin, size
+    rest = sorted([*spaces, *(-space for space in waiting)])
+    more = _cut(left, lengths[left].tolist(), rest, bits)
+    number, piece, begin, size = (
+        np.concatenate(pair) for pair in zip((number, piece, begin, size), more, strict=True)
+    )
+    return number, piece, begin, size
+
+
+def _cut(pieces: list[int], lengths: list[int], spaces: list[int], bits: int) -> Ints:
+    """Place pieces that fit nowhere, as `_fit` returns them: in parts, the largest spaces first."""
+    parts: list[tuple[int, int, int, int]] = []
+    for piece, length in zip(pieces, lengths, strict=True):
         done = 0
-        while done < lengths[i]:
-            at = bisect_left(spaces, (lengths[i] - done) << bits)
+        while done < length:
+            at = bisect_left(spaces, (length - done) << bits)
             if at == len(spaces):
                 at = bisect_left(spaces, spaces[-1] >> bits << bits)
             space = spaces.pop(at)
-            taken = min(space >> bits, lengths[i] - done)
-            number.append(space & mask)
-            piece.append(i)
-            begin.append(done)
-            size.append(taken)
+            taken = min(space >> bits, length - done)
+            parts.append((space & ((1 << bits) - 1), piece, done, taken))
             done += taken
             space -= taken << bits
-            if space >= least:
+            if space >> bits:
                 insort(spaces, space)
-    found = (np.array(values, np.int64) for values in (number, piece, begin, size))
-    return tuple(found)  # type: ignore[return-value]
+    return np.array(parts, np.int64).T
 
 
 def _stable_order(values: Ints) -> Ints:
