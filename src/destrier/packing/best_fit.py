@@ -161,7 +161,8 @@ def _cut(pieces: list[int], lengths: list[int], spaces: list[int], bits: int) ->
             space -= taken << bits
             if space >> bits:
                 insort(spaces, space)
-    return np.array(parts, np.int64).T
+    placed: Ints = np.array(parts, np.int64).T
+    return placed
 
 
 def _stable_order(values: Ints) -> Ints:
